@@ -1,0 +1,71 @@
+"""headmix: what the attention output projection does with the heads.
+
+The names below are the public interface. They are imported on first use, so that
+``import headmix`` costs milliseconds and pulls in neither torch nor transformers. No module
+carries the name of a public function: importing it would hide the function behind the module.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from headmix import metrics
+    from headmix.heads import Heads
+    from headmix.layouts import Layout
+    from headmix.laws import verify
+    from headmix.measurement import measure
+    from headmix.registry import NotApplicable, catalogue, metric
+    from headmix.model import AttentionModel
+    from headmix.plots import plot
+    from headmix.page import report
+    from headmix.results import open_results, save
+    from headmix.sources import load
+
+_HOME = {
+    "AttentionModel": "headmix.model",
+    "Heads": "headmix.heads",
+    "Layout": "headmix.layouts",
+    "NotApplicable": "headmix.registry",
+    "catalogue": "headmix.registry",
+    "load": "headmix.sources",
+    "measure": "headmix.measurement",
+    "metric": "headmix.registry",
+    "metrics": "headmix.metrics",
+    "open_results": "headmix.results",
+    "plot": "headmix.plots",
+    "report": "headmix.page",
+    "save": "headmix.results",
+    "verify": "headmix.laws",
+}
+
+__all__ = [
+    "AttentionModel",
+    "Heads",
+    "Layout",
+    "NotApplicable",
+    "catalogue",
+    "load",
+    "measure",
+    "metric",
+    "metrics",
+    "open_results",
+    "plot",
+    "report",
+    "save",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'headmix' has no attribute {name!r}; it has {__all__}")
+    home = importlib.import_module(_HOME[name])
+    value = home if name == "metrics" else getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,158 @@
+"""Heads: the weights of one attention layer, taken apart head by head."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from headmix import linalg
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Heads:
+    """The weights of one attention layer per head, checked on construction.
+
+    Row vectors multiply from the left: head ``h`` writes ``z_h @ W_O[h]`` and its output-value
+    matrix is ``M_h = W_V[kv_of_head[h]] @ W_O[h]`` (Elhage et al. 2021).
+
+    Attributes:
+        W_O: ``[head, d_head, d_model]``, the rows of the output projection that head ``h`` owns.
+        W_V: ``[kv_head, d_in, d_head]``, one a key-value head; None where values are not linear
+            in what the layer reads.
+        W_Q: ``[head, d_in, d_qk]``; d_qk may differ from d_head.
+        W_K: ``[kv_head, d_in, d_qk]``.
+        b_V: ``[kv_head, d_head]``.
+        b_O: ``[d_model]``.
+        kv_of_head: the key-value head that each query head uses; by default consecutive query
+            heads share one, as in grouped-query attention.
+        layer: the name of the layer, as in ``model.layers``.
+        processing: what was done to the weights: "raw" or "folded".
+        stream: the residual stream that queries read and heads write to.
+        kv_stream: the stream that keys and values read: the same, another one in cross-attention,
+            or a latent in multi-head latent attention.
+
+    Raises:
+        ValueError: a shape or ``kv_of_head`` does not fit; the message names both sides.
+    """
+
+    W_O: Float[Tensor, "head d_head d_model"]
+    W_V: Float[Tensor, "kv_head d_in d_head"] | None = None
+    W_Q: Float[Tensor, "head d_in_q d_qk"] | None = None
+    W_K: Float[Tensor, "kv_head d_in d_qk"] | None = None
+    b_V: Float[Tensor, "kv_head d_head"] | None = None
+    b_O: Float[Tensor, "d_model"] | None = None
+    kv_of_head: Sequence[int] | None = None
+    layer: str = "L0"
+    processing: str = "raw"
+    stream: str = "residual"
+    kv_stream: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.W_O.ndim != 3 or 0 in self.W_O.shape:
+            raise ValueError(
+                f"{self.layer}: W_O must be [head, d_head, d_model] with no empty axis, "
+                f"got shape {tuple(self.W_O.shape)}"
+            )
+        if self.kv_stream is None:
+            object.__setattr__(self, "kv_stream", self.stream)
+        object.__setattr__(self, "kv_of_head", self._checked_grouping())
+        H, KV, d, D = self.n_heads, self.n_kv_heads, self.d_head, self.d_model
+        self._expect("W_V", self.W_V, (KV, None, d))
+        self._expect("W_Q", self.W_Q, (H, None, None))
+        self._expect("W_K", self.W_K, (KV, None, None if self.W_Q is None else self.W_Q.shape[2]))
+        self._expect("b_V", self.b_V, (KV, d))
+        self._expect("b_O", self.b_O, (D,))
+
+    def _checked_grouping(self) -> tuple[int, ...]:
+        H = self.n_heads
+        given = next((w for w in (self.W_V, self.W_K, self.b_V) if w is not None), None)
+        if self.kv_of_head is None:
+            n_kv = H if given is None else given.shape[0]
+            if n_kv == 0 or H % n_kv:
+                raise ValueError(
+                    f"{self.layer}: {H} query heads do not divide evenly over {n_kv} KV heads; "
+                    "pass kv_of_head"
+                )
+            return tuple(h // (H // n_kv) for h in range(H))
+        grouping = tuple(int(g) for g in self.kv_of_head)
+        n_kv = max(grouping, default=-1) + 1 if given is None else given.shape[0]
+        if len(grouping) != H or sorted(set(grouping)) != list(range(n_kv)):
+            raise ValueError(
+                f"{self.layer}: kv_of_head must give one of {n_kv} KV heads for each of {H} query "
+                f"heads and use every one, got {grouping}"
+            )
+        return grouping
+
+    def _expect(self, name: str, value: Tensor | None, shape: tuple[int | None, ...]) -> None:
+        if value is None:
+            return
+        fits = value.ndim == len(shape) and all(
+            want in (None, got) for want, got in zip(shape, value.shape, strict=True)
+        )
+        if not fits:
+            wanted = ["any" if n is None else n for n in shape]
+            raise ValueError(
+                f"{self.layer}: {name} has shape {list(value.shape)}, expected {wanted} to fit "
+                f"W_O {list(self.W_O.shape)}"
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"Heads({self.layer}: {self.n_heads} heads on {self.n_kv_heads} KV heads, "
+            f"d_head={self.d_head}, d_model={self.d_model}, {self.processing})"
+        )
+
+    @property
+    def n_heads(self) -> int:
+        return self.W_O.shape[0]
+
+    @property
+    def n_kv_heads(self) -> int:
+        return 1 + max(self.kv_of_head)
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head's values (queries and keys may be wider or narrower)."""
+        return self.W_O.shape[1]
+
+    @property
+    def d_model(self) -> int:
+        return self.W_O.shape[2]
+
+    @cached_property
+    def kv_index(self) -> Tensor:
+        """``kv_of_head`` as an index tensor ``[head]``, on the weights' device."""
+        return torch.tensor(self.kv_of_head, device=self.W_O.device)
+
+    @cached_property
+    def W_V_of_head(self) -> Float[Tensor, "head d_in d_head"] | None:
+        """W_V expanded to one matrix a query head."""
+        return None if self.W_V is None else self.W_V[self.kv_index]
+
+    @cached_property
+    def write_basis(self) -> linalg.Basis:
+        """Orthonormal basis of each head's write subspace, the row space of ``W_O[h]``."""
+        return linalg.row_space(self.W_O)
+
+    @cached_property
+    def value_factor(self) -> Float[Tensor, "head d_head d_head"]:
+        """``R_V`` of the QR factorisation ``W_V^h = Q R_V``: W_V up to a rotation of its input."""
+        return linalg.triangular_factor(self.W_V)[self.kv_index]
+
+    def nonfinite(self) -> str | None:
+        """The names of weights that hold NaN or infinity, or None."""
+        weights = {n: getattr(self, n) for n in ("W_O", "W_V", "W_Q", "W_K", "b_V", "b_O")}
+        bad = [n for n, w in weights.items() if w is not None and not torch.isfinite(w).all()]
+        return ", ".join(bad) or None
+
+    def to(self, *args: torch.dtype | torch.device | str) -> "Heads":
+        """The same heads in another dtype or on another device."""
+        moved = {
+            n: w.to(*args)
+            for n in ("W_O", "W_V", "W_Q", "W_K", "b_V", "b_O")
+            if (w := getattr(self, n)) is not None
+        }
+        return replace(self, **moved)

@@ -1,0 +1,93 @@
+"""Bases, angles and entropies, under one tolerance policy.
+
+The policy: a singular value counts as zero when it is at most ``max(rows, columns) · eps · σ_max``
+(numpy's and LAPACK's convention). Half-precision input is refused, because there are no
+half-precision decompositions worth trusting: convert first.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+class LinalgError(ValueError):
+    """A decomposition was asked of numbers that have none: NaN, infinity, or no convergence."""
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """Orthonormal rows spanning one subspace a block; directions beyond the rank are zero rows."""
+
+    Q: Float[Tensor, "block k n"]
+    rank: Float[Tensor, "block"]
+
+
+def tolerance(sigma: Float[Tensor, "*block k"], rows: int, columns: int) -> Float[Tensor, "*block"]:
+    """The largest value that counts as zero, for each block of descending singular values."""
+    return max(rows, columns) * torch.finfo(sigma.dtype).eps * sigma[..., 0]
+
+
+def singular_values(A: Float[Tensor, "*block m n"]) -> Float[Tensor, "*block k"]:
+    """Singular values in descending order."""
+    return _decompose(torch.linalg.svdvals, A)
+
+
+def svd(
+    A: Float[Tensor, "*block m n"],
+) -> tuple[Float[Tensor, "*block m k"], Float[Tensor, "*block k"], Float[Tensor, "*block k n"]]:
+    """Thin singular value decomposition ``A = U diag(S) Vh``."""
+    return _decompose(lambda a: torch.linalg.svd(a, full_matrices=False), A)
+
+
+def eigenvalues_symmetric(A: Float[Tensor, "*block n n"]) -> Float[Tensor, "*block n"]:
+    """Eigenvalues of a symmetric matrix in ascending order."""
+    return _decompose(torch.linalg.eigvalsh, A)
+
+
+def _decompose(function, A):
+    """Run a LAPACK routine; retry once in float64 on the CPU before giving up by name."""
+    if A.dtype not in (torch.float32, torch.float64):
+        raise LinalgError(f"decompositions need float32 or float64, got {A.dtype}; convert first")
+    if not torch.isfinite(A).all():
+        raise LinalgError(f"a matrix of shape {tuple(A.shape)} holds NaN or infinity")
+    try:
+        return function(A)
+    except torch.linalg.LinAlgError:
+        pass
+    try:
+        result = function(A.double().cpu())
+    except torch.linalg.LinAlgError as error:
+        raise LinalgError(f"no convergence for shape {tuple(A.shape)}, also in float64") from error
+    if isinstance(result, Tensor):
+        return result.to(A)
+    return tuple(part.to(A) for part in result)
+
+
+def triangular_factor(A: Float[Tensor, "*block m n"]) -> Float[Tensor, "*block k n"]:
+    """R of the QR factorisation ``A = QR``: keeps every inner product of A's columns."""
+    return _decompose(lambda a: torch.linalg.qr(a, mode="r").R, A)
+
+
+def row_space(W: Float[Tensor, "block k n"]) -> Basis:
+    """Orthonormal basis of the row space of each block.
+
+    QR of the tall transpose first, so that the singular value decomposition which finds the rank
+    only sees a [k, k] matrix.
+    """
+    Q, R = _decompose(torch.linalg.qr, W.mT)
+    U, S, _ = svd(R)
+    kept: Bool[Tensor, "block k"] = S > tolerance(S, *W.shape[-2:])[..., None]
+    return Basis(Q=(Q @ U).mT * kept[..., None], rank=kept.sum(-1).to(W.dtype))
+
+
+def participation_ratio(weights: Float[Tensor, "*block k"]) -> Float[Tensor, "*block"]:
+    """``(Σw)² / Σw²``: how many of the non-negative weights count, from 1 to k."""
+    return weights.sum(-1).square() / weights.square().sum(-1)
+
+
+def effective_rank(weights: Float[Tensor, "*block k"]) -> Float[Tensor, "*block"]:
+    """``exp`` of the Shannon entropy of the normalised weights (Roy & Vetterli 2007)."""
+    p = weights / weights.sum(-1, keepdim=True)
+    return torch.special.entr(p).sum(-1).exp()

@@ -1,0 +1,98 @@
+"""AttentionModel: what every source turns a model into."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from headmix.heads import Heads
+from headmix.neighbours import NeuronReads, Vocabulary
+from headmix.registry import NotApplicable
+
+#: Called once a forward pass with z, the concatenated head outputs, and what the projection returns.
+Watcher = Callable[[Float[Tensor, "*token concat"], Float[Tensor, "*token d_model"]], None]
+
+
+class Site(Protocol):
+    """One attention layer inside a model: its weights, and how to watch and disturb it."""
+
+    notes: tuple[str, ...]
+
+    def heads(self) -> Heads:
+        """The layer's weights, read now."""
+
+    def watch(self, watcher: Watcher) -> AbstractContextManager[Any]:
+        """Call ``watcher(z, out)`` on every forward pass inside the context."""
+
+    def shift_values(self, shift: Float[Tensor, "kv_head d_head"]) -> AbstractContextManager[Any]:
+        """Add a constant to every token's values inside the context."""
+
+
+def _no_vocabulary() -> Vocabulary:
+    raise NotApplicable("this source knows no token embeddings")
+
+
+def _no_reads(layer: str) -> NeuronReads:
+    raise NotApplicable(f"this source knows no feed-forward for {layer}")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionModel:
+    """The attention layers of one model, in order of depth.
+
+    Attributes:
+        name: what the user called it.
+        sites: the layers by name: "L0", "L1", …; "encoder.L0", "decoder.L0.cross" where there are
+            several streams.
+        module: the model itself, untouched; None for a checkpoint read for its weights alone.
+        processing: "raw" or "folded".
+        provenance: source, class, revision or file hashes, dtype: saved with every result.
+        vocabulary: reads the token embeddings; raises NotApplicable where there are none.
+        reads: reads the feed-forward's read weights of a layer; raises NotApplicable likewise.
+        example: makes a tiny batch of keyword arguments for ``module``, for the laws.
+    """
+
+    name: str
+    sites: Mapping[str, Site]
+    module: nn.Module | None = None
+    processing: str = "raw"
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    vocabulary: Callable[[], Vocabulary] = _no_vocabulary
+    reads: Callable[[str], NeuronReads] = _no_reads
+    example: Callable[[], Mapping[str, Any]] | None = None
+
+    @property
+    def layers(self) -> list[str]:
+        return list(self.sites)
+
+    def layer_name(self, layer: str | int) -> str:
+        """The full name of a layer given by name, or by position.
+
+        Raises:
+            ValueError: there is no such layer; the message lists those there are.
+        """
+        names = self.layers
+        if isinstance(layer, int) or (layer not in self.sites and layer.lstrip("-").isdigit()):
+            position = int(layer)
+            if -len(names) <= position < len(names):
+                return names[position]
+        elif layer in self.sites:
+            return layer
+        raise ValueError(f"{self.name} has no layer {layer!r}; it has {', '.join(names)}")
+
+    def heads(self, layer: str | int) -> Heads:
+        """The per-head weights of one layer.
+
+        >>> import headmix as hm, torch
+        >>> model = hm.load(torch.nn.MultiheadAttention(8, 2))
+        >>> model.heads(0)
+        Heads(L0: 2 heads on 2 KV heads, d_head=4, d_model=8, raw)
+        """
+        return self.sites[self.layer_name(layer)].heads()
+
+    def __repr__(self) -> str:
+        n = len(self.sites)
+        return f"AttentionModel({self.name}: {n} attention layer{'s' * (n != 1)}, {self.processing})"

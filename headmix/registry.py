@@ -1,0 +1,153 @@
+"""@metric: one definition per metric, and the catalogue that everything else reads."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headmix.heads import Heads
+
+#: What a metric may ask for, by parameter name. ``measure`` fills these in.
+NEEDS = {
+    "heads": "the weights of one layer",
+    "layers": "the weights of all chosen layers",
+    "vocabulary": "token embeddings and unembedding",
+    "reads": "the read weights of the same block's feed-forward neurons",
+}
+
+#: Transformations of the weights that a metric may declare itself invariant to.
+TRANSFORMATIONS = {
+    "gauge": "W_V → W_V A, W_O → A⁻¹ W_O, any invertible A for each KV head: the same model",
+    "rotation": "every write and read of the residual stream rotated by one orthogonal matrix",
+    "scale": "W_O multiplied by one positive number",
+    "head_scale": "each head's W_O multiplied by a positive number of its own",
+}
+
+
+class NotApplicable(Exception):
+    """The metric has no meaning for this layer or model; the message says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """A metric: a plain function that knows its name, null, range and invariances.
+
+    Calling it calls the function. ``null(...)`` takes the same arguments and returns the mean and
+    standard deviation expected where heads are unrelated, each broadcastable to the value (the
+    standard deviation may be None where no closed form is known).
+    """
+
+    function: Callable[..., Any]
+    title: str
+    formula: str
+    dims: tuple[str, ...]
+    range: tuple[float | str, float | str]
+    null: Callable[..., tuple[Any, Any]] | None
+    null_text: str
+    invariant: frozenset[str]
+    reference: str
+    unit: str = ""
+    default: bool = True
+    needs: tuple[str, ...] = field(init=False)
+    options: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        unknown = self.invariant - TRANSFORMATIONS.keys()
+        parameters = inspect.signature(self.function).parameters
+        needs = tuple(n for n, p in parameters.items() if p.default is p.empty)
+        if unknown or not set(needs) <= NEEDS.keys() or not needs:
+            raise TypeError(
+                f"metric {self.function.__name__}: parameters without a default must be among "
+                f"{sorted(NEEDS)}, got {needs}; invariances among {sorted(TRANSFORMATIONS)}, "
+                f"got {sorted(self.invariant)}"
+            )
+        object.__setattr__(self, "needs", needs)
+        options = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        object.__setattr__(self, "options", options)
+        self.__dict__["__doc__"] = self.function.__doc__
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def family(self) -> str:
+        """The file the metric lives in: geometry, composition, …"""
+        return self.function.__module__.rsplit(".", 1)[-1]
+
+    @property
+    def range_text(self) -> str:
+        low, high = ("∞" if b == float("inf") else f"{b}" for b in self.range)
+        return f"[{low.replace('-inf', '−∞')}, {high}]"
+
+    def bounds(self, heads: Heads) -> tuple[float, float]:
+        """The range as numbers, its symbols filled in for one layer."""
+        H, d, D = heads.n_heads, heads.d_head, heads.d_model
+        symbols = {"d": d, "D": D, "H": H, "Dc": H * d, "min(Dc, D)": min(H * d, D)}
+        low, high = (symbols[b] if isinstance(b, str) else b for b in self.range)
+        return low, high
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<metric {self.name}({', '.join(self.needs)}) → [{', '.join(self.dims)}]>"
+
+
+_CATALOGUE: dict[str, Metric] = {}
+
+
+def metric(
+    *,
+    title: str,
+    formula: str,
+    dims: Sequence[str],
+    range: tuple[float | str, float | str],
+    null: Callable[..., tuple[Any, Any]] | None = None,
+    null_text: str = "none known",
+    invariant: Sequence[str] = (),
+    reference: str = "",
+    unit: str = "",
+    default: bool = True,
+) -> Callable[[Callable[..., Any]], Metric]:
+    """Register the decorated function as a metric, under its own name.
+
+    The function's parameters say what it needs (see ``NEEDS``); those with a default are options.
+    It returns a tensor or array whose axes are ``dims``; layer metrics leave the layer axis out.
+
+    Args:
+        title: what a plot's axis says.
+        formula: in the notation of the documentation.
+        dims: names of the result's axes: "head", "head_b", "kv_head", "singular", …
+        range: smallest and largest possible value; numbers, or "d", "D", "H", "Dc", "min(Dc, D)".
+        null: same arguments as the function → (mean, sd) for unrelated heads.
+        null_text: the null in words.
+        invariant: the transformations (``TRANSFORMATIONS``) that leave the value unchanged.
+        reference: paper or source of the formula.
+        unit: empty for pure numbers.
+        default: whether ``measure`` computes it unasked.
+
+    Raises:
+        TypeError: a parameter or an invariance is not known.
+        ValueError: another metric has this name.
+    """
+
+    def register(function: Callable[..., Any]) -> Metric:
+        made = Metric(
+            function, title, formula, tuple(dims), range, null, null_text,
+            frozenset(invariant), reference, unit, default,
+        )  # fmt: skip
+        known = _CATALOGUE.get(made.name)
+        if known is not None and known.function.__module__ != function.__module__:
+            raise ValueError(f"a metric named {made.name!r} exists in {known.function.__module__}")
+        _CATALOGUE[made.name] = made
+        return made
+
+    return register
+
+
+def catalogue() -> dict[str, Metric]:
+    """Every metric by name, headmix's own and the user's, in order of definition."""
+    import headmix.metrics  # noqa: F401  registers headmix's own
+
+    return dict(_CATALOGUE)
