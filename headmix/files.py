@@ -1,0 +1,47 @@
+"""Files are written whole or not at all."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its name when the block ends without an error.
+
+    Whatever happens, also a kill in the middle, ``path`` holds the old content or the new.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
+        IsADirectoryError: ``path`` is a folder.
+        PermissionError: the folder cannot be written to.
+    """
+    target = Path(path)
+    folder = target.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"cannot write {target}: there is no folder {folder}")
+    if target.is_dir():
+        raise IsADirectoryError(f"cannot write {target}: it is a folder; name a file inside it")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"cannot write {target}: the folder {folder} is not writable")
+    temporary = folder / f".{target.name[:100]}.{secrets.token_hex(6)}.tmp"
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(target)
+        _sync(folder)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until the disk has it; a rename alone may survive a crash that the content does not."""
+    if os.name == "nt" and path.is_dir():  # Windows opens no folders
+        return
+    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
