@@ -85,7 +85,7 @@ def every_shape() -> xr.Dataset:
     add("per_head", ("layer", "head"), random.random((L, H)), ("layer", [0.5] * L), units="nat")
     add("per_group", ("layer", "kv_head"), random.random((L, 2)))
     add("eigen", ("layer", "eigenvalue"), np.sort(random.random((L, 6)))[:, ::-1])
-    add("singular", ("layer", "head", "singular"), np.sort(random.random((L, H, 5)))[..., ::-1])
+    add("sigma", ("layer", "head", "singular"), np.sort(random.random((L, H, 5)))[..., ::-1])
     cross = random.random((L, H, L, H))
     cross[~np.triu(np.ones((L, L), bool), 1)[:, None, :, None].repeat(H, 1).repeat(H, 3)] = np.nan
     add("cross", ("layer", "head", "layer_b", "head_b"), cross, ((), 0.25), ((), 0.02))

@@ -1,0 +1,233 @@
+"""Figures: one function per shape of result, never per metric; the null is always drawn."""
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from headmix.shapes import UNITS, Measured, metric_names, shape_of
+
+#: Blue below the null, orange above, no colour at it: told apart in every common colour blindness.
+DIVERGING = ["#123f73", "#2f6fae", "#86b4d8", "#f3f1ec", "#eeb07c", "#cf6a21", "#8a3a06"]
+#: Pale to blue, where there is no null to centre on.
+SEQUENTIAL = ["#f3f1ec", "#c3d7e8", "#86b4d8", "#2f6fae", "#123f73"]
+INK, MUTED, GRID, ACCENT = "#1d2126", "#5f6670", "#e3e0d9", "#1f5f9c"
+BAND = "rgba(120, 116, 106, 0.22)"
+
+_LAYOUT = go.Layout(
+    paper_bgcolor="#fdfcfa",
+    plot_bgcolor="#fdfcfa",
+    font={"family": "Inter, Helvetica Neue, Segoe UI, Arial, sans-serif", "size": 13, "color": INK},
+    colorway=[ACCENT, "#cf6a21", "#4f8a6b", "#7a5c99", "#8a7a2d", "#5f6670"],
+    title={"x": 0, "xref": "paper", "font": {"size": 16}},
+    margin={"l": 70, "r": 30, "t": 60, "b": 60},
+    xaxis={"gridcolor": GRID, "zeroline": False, "linecolor": MUTED, "ticks": "outside"},
+    yaxis={"gridcolor": GRID, "zeroline": False, "linecolor": MUTED, "ticks": "outside"},
+    hoverlabel={"bgcolor": "#fdfcfa", "font": {"color": INK}},
+)
+
+
+def plot(
+    ds: xr.Dataset, metric: str, layer: str | int | None = None, head: int | None = None
+) -> go.Figure:
+    """Draw one metric of a Dataset from ``measure``, with its null.
+
+    What is drawn follows from what is left after choosing: numbers along layers or heads are a
+    profile, two such axes a map coloured by distance from the null, singular values and the like
+    curves. Pairs are averaged over the other head where no layer is chosen; pairs of different
+    layers show the strongest.
+
+    Args:
+        ds: from ``measure`` or ``open_results``.
+        metric: the name of a variable.
+        layer: a name, or a position.
+        head: a head (or KV head, for metrics that count those).
+
+    Raises:
+        ValueError: no such metric, layer or head; the message lists those there are.
+    """
+    known = metric_names(ds)
+    if metric not in known:
+        raise ValueError(f"no metric {metric!r} in these results; there are {', '.join(known)}")
+    chosen = Measured.of(ds, metric)
+    where = []
+    if layer is not None and "layer" in chosen.value.dims:
+        name = _layer_name(ds, layer)
+        chosen, where = chosen.without_self().sel("layer", name), [name]
+    unit = next((u for u in UNITS if u in chosen.value.dims), None)
+    if head is not None and unit is not None:
+        heads = chosen.value[unit].values.tolist()
+        if head not in heads:
+            raise ValueError(f"{metric} has no {unit} {head!r}; it has {heads}")
+        chosen, where = chosen.without_self().sel(unit, head), [*where, f"{unit} {head}"]
+    if shape_of(ds[metric]) == "text":
+        return _table(chosen.value, ds[metric].attrs, where)
+    chosen, reduced = _to_two_axes(chosen)
+    return _draw(chosen, ds[metric].attrs, where + reduced)
+
+
+def _layer_name(ds: xr.Dataset, layer: str | int) -> str:
+    names = [str(n) for n in ds.layer.values]
+    if layer in names:
+        return str(layer)
+    if str(layer).lstrip("-").isdecimal() and -len(names) <= int(layer) < len(names):
+        return names[int(layer)]
+    raise ValueError(f"no layer {layer!r} in these results; there are {', '.join(names)}")
+
+
+def _to_two_axes(chosen: Measured) -> tuple[Measured, list[str]]:
+    """Reduce over axes until two are left; returns what was done, in words."""
+    dims = [str(d) for d in chosen.value.dims]
+    if len(dims) <= 2:
+        return chosen.without_self(), []
+    if "layer_b" in dims:
+        over = tuple(d for d in dims if d in UNITS or d.removesuffix("_b") in UNITS)[
+            2 - len(dims) :
+        ]
+        return chosen.reduce("max", over), [f"strongest over {' and '.join(over)}"]
+    over = tuple(d for d in dims if d.endswith("_b")) or tuple(d for d in dims if d in UNITS)
+    over = over or tuple(dims[: len(dims) - 2])
+    reduced, words = chosen.without_self().reduce("mean", over), [f"mean over {' and '.join(over)}"]
+    further, more = _to_two_axes(reduced)
+    return further, words + more
+
+
+def _draw(chosen: Measured, attrs: dict[str, str], where: list[str]) -> go.Figure:
+    dims = [str(d) for d in chosen.value.dims]
+    curve = next((d for d in dims if not _counts_parts(d)), None)
+    if curve is not None:
+        figure = _curves(chosen, curve, attrs)
+    elif len(dims) == 2:
+        figure = _map(chosen, attrs)
+    else:
+        figure = _profile(chosen, attrs)
+    title = f"<b>{_plain(attrs['title'])}</b>" + "".join(f" · {_plain(w)}" for w in where)
+    figure.update_layout(_LAYOUT).update_layout(
+        title={"text": title, "subtitle": {"text": _caption(attrs), "font": {"color": MUTED}}}
+    )
+    return figure
+
+
+def _counts_parts(dim: str) -> bool:
+    return dim.removesuffix("_b") in ("layer", *UNITS)
+
+
+def _map(chosen: Measured, attrs: dict[str, str]) -> go.Figure:
+    """Two axes of parts: one cell each, coloured by the distance from the null."""
+    rows, columns = chosen.value.dims
+    null = None if chosen.mean is None else float(chosen.mean.mean())
+    hover = f"{_axis(rows)} %{{y}}, {_axis(columns)} %{{x}}<br>%{{z:.4g}}"
+    if chosen.mean is not None:
+        hover += "<br>null %{customdata:.4g}"
+    cells = go.Heatmap(
+        z=chosen.value.values,
+        x=_labels(chosen.value[columns]),
+        y=_labels(chosen.value[rows]),
+        customdata=None if chosen.mean is None else chosen.mean.values,
+        colorscale=SEQUENTIAL if null is None else DIVERGING,
+        zmid=null,
+        xgap=1,
+        ygap=1,
+        colorbar={"title": {"text": _quantity(attrs), "side": "right"}, "outlinewidth": 0},
+        hovertemplate=hover + "<extra></extra>",
+    )
+    figure = go.Figure(cells)
+    figure.update_xaxes(title=_axis(columns), type="category", showgrid=False)
+    figure.update_yaxes(title=_axis(rows), type="category", showgrid=False)
+    if str(rows) != "layer":  # depth goes up, a matrix reads from the top
+        figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def _profile(chosen: Measured, attrs: dict[str, str]) -> go.Figure:
+    """One number a layer or head, over the null's mean ± 2 sd."""
+    dims = chosen.value.dims
+    x = _labels(chosen.value[dims[0]]) if dims else [""]
+    figure = go.Figure(_null(chosen, x))
+    figure.add_scatter(
+        x=x, y=chosen.value.values.reshape(-1), mode="lines+markers", name=_plain(attrs["title"])
+    )
+    figure.update_xaxes(title=_axis(dims[0]) if dims else "", type="category")
+    figure.update_yaxes(title=_quantity(attrs))
+    return figure
+
+
+def _curves(chosen: Measured, along: str, attrs: dict[str, str]) -> go.Figure:
+    """A curve for each layer or head over an axis of singular values or the like."""
+    others = [d for d in chosen.value.dims if d != along]
+    x = list(range(1, chosen.value.sizes[along] + 1))
+    one_null = Measured(
+        chosen.value,
+        chosen.mean if chosen.mean is None else chosen.mean.mean(others),
+        chosen.sd if chosen.sd is None else chosen.sd.mean(others),
+    )
+    figure = go.Figure(_null(one_null, x))
+    curves = chosen.value.transpose(*others, along).values.reshape(-1, len(x))
+    names = _labels(chosen.value[others[0]]) if others else [attrs["title"]]
+    for name, curve in zip(names, curves, strict=True):
+        figure.add_scatter(x=x, y=curve, mode="lines", name=_plain(name))
+    legend = _axis(others[0]) if others else ""
+    figure.update_layout(legend={"title": {"text": legend}})
+    figure.update_xaxes(title=_axis(along))
+    figure.update_yaxes(title=_quantity(attrs))
+    return figure
+
+
+def _null(chosen: Measured, x: list[str] | list[int]) -> list[go.Scatter]:
+    """The null as a dashed line, in a band of two standard deviations where these are known."""
+    if chosen.mean is None:
+        return []
+    mean = chosen.mean.values.reshape(-1)
+    line = go.Scatter(
+        x=x, y=mean, mode="lines", name="null mean", line={"dash": "dash", "color": MUTED}
+    )
+    if chosen.sd is None:
+        return [line]
+    sd = chosen.sd.values.reshape(-1)
+    edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    return [
+        go.Scatter(x=x, y=mean - 2 * sd, showlegend=False, **edge),
+        go.Scatter(
+            x=x, y=mean + 2 * sd, fill="tonexty", fillcolor=BAND, name="null ± 2 sd", **edge
+        ),
+        line,
+    ]
+
+
+def _table(value: xr.DataArray, attrs: dict[str, str], where: list[str]) -> go.Figure:
+    """Words: one row a layer and head, one column a rank."""
+    header = [*(_axis(d) for d in value.dims), _plain(attrs["title"])]
+    places = np.indices(value.shape).reshape(value.ndim, value.size)
+    columns = [
+        [_plain(label) for label in value[d].values[at]]
+        for d, at in zip(value.dims, places, strict=True)
+    ]
+    columns.append([_plain(text) for text in value.values.ravel()])
+    figure = go.Figure(go.Table(header={"values": header}, cells={"values": columns}))
+    title = f"<b>{_plain(attrs['title'])}</b>" + "".join(f" · {_plain(w)}" for w in where)
+    return figure.update_layout(_LAYOUT).update_layout(title={"text": title})
+
+
+def _caption(attrs: dict[str, str]) -> str:
+    parts = [attrs.get("formula", ""), attrs.get("range") and f"range {attrs['range']}"]
+    parts.append(attrs.get("null") and f"null: {attrs['null']}")
+    return _plain(" · ".join(p for p in parts if p))
+
+
+def _quantity(attrs: dict[str, str]) -> str:
+    return _plain(attrs["title"] + (f" [{attrs['units']}]" if attrs.get("units") else ""))
+
+
+def _axis(dim: object) -> str:
+    """A dim's name as an axis says it: head_b → "other head"."""
+    name = str(dim)
+    name = f"other {name[:-2]}" if name.endswith("_b") else name
+    return _plain(name.replace("kv_head", "KV head").replace("_", " "))
+
+
+def _labels(coordinate: xr.DataArray) -> list[str]:
+    return [_plain(label) for label in coordinate.values]
+
+
+def _plain(text: object) -> str:
+    """Text that plotly shows as it is; it takes a subset of HTML for markup."""
+    return str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

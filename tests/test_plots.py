@@ -1,0 +1,125 @@
+"""A figure for every shape of result, with its null; driven by dims and attributes alone."""
+
+import numpy as np
+import pytest
+from small import every_shape, hostile
+
+from headmix.plots import plot
+from headmix.shapes import Measured, metric_names, shape_of
+
+
+@pytest.fixture(scope="module")
+def ds():
+    return every_shape()
+
+
+SHAPES = {
+    "projection_kernel": "matrix",
+    "per_layer": "profile",
+    "per_head": "map",
+    "per_group": "map",
+    "eigen": "layer_spectrum",
+    "sigma": "spectrum",
+    "cross": "cross",
+    "words": "text",
+    "surprise": "other",
+}
+
+
+def test_shapes_are_known_by_their_axes(ds):
+    assert {n: shape_of(ds[n]) for n in metric_names(ds)} == SHAPES
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("layer", [None, "L1", -1])
+@pytest.mark.parametrize("head", [None, 1])
+def test_every_shape_has_a_figure_for_every_choice(ds, name, layer, head):
+    figure = plot(ds, name, layer=layer, head=head)
+    assert figure.data
+    assert ds[name].attrs["title"] in figure.layout.title.text
+    figure.to_json()
+
+
+def test_a_map_shows_the_values_centred_on_the_null(ds):
+    cells = plot(ds, "projection_kernel", layer="L1").data[0]
+    value = ds.projection_kernel.sel(layer="L1").values
+    off = ~np.eye(len(value), dtype=bool)
+    assert np.array_equal(cells.z[off], value[off])
+    assert np.isnan(np.diag(cells.z)).all()  # a head with itself compares nothing
+    assert cells.zmid == pytest.approx(4 / 16)  # d_head / d_model
+
+
+def test_without_a_layer_pairs_are_averaged_over_the_others(ds):
+    figure = plot(ds, "projection_kernel")
+    value = ds.projection_kernel.values
+    others = (value.sum(-1) - 1) / (value.shape[-1] - 1)
+    np.testing.assert_allclose(figure.data[0].z, others, rtol=1e-5)
+    assert "mean over head_b" in figure.layout.title.text
+
+
+def test_pairs_across_layers_show_the_strongest(ds):
+    figure = plot(ds, "cross")
+    np.testing.assert_array_equal(figure.data[0].z, ds.cross.max(("head", "head_b")))
+    one = plot(ds, "cross", layer=0, head=2)
+    np.testing.assert_array_equal(one.data[0].z, ds.cross[0, 2])
+
+
+def test_a_profile_has_the_null_band(ds):
+    low, high, line, value = plot(ds, "per_layer").data
+    np.testing.assert_allclose(low.y, 0.3)
+    np.testing.assert_allclose(high.y, 0.7)
+    np.testing.assert_allclose(line.y, 0.5)
+    np.testing.assert_array_equal(value.y, ds.per_layer)
+
+
+def test_a_null_without_a_spread_is_a_line(ds):
+    assert [t.name for t in plot(ds, "per_head", layer=0).data] == [
+        "null mean",
+        "Title of per_head",
+    ]
+
+
+def test_a_metric_without_a_null_draws_none(ds):
+    assert plot(ds, "per_group").data[0].zmid is None
+    assert [t.name for t in plot(ds, "eigen", layer=0).data] == ["Title of eigen"]
+
+
+def test_axes_say_title_unit_and_range(ds):
+    figure = plot(ds, "per_head", layer=0)
+    assert figure.layout.yaxis.title.text == "Title of per_head [nat]"
+    assert figure.layout.xaxis.title.text == "head"
+    assert "range [0, 1]" in figure.layout.title.subtitle.text
+    assert "null: flat" in figure.layout.title.subtitle.text
+
+
+def test_z_null_counts_null_standard_deviations(ds):
+    z = Measured.of(ds, "per_layer").z_null
+    np.testing.assert_allclose(z, (ds.per_layer - 0.5) / 0.1)
+    assert Measured.of(ds, "per_head").z_null is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metric": "nothing"}, r"no metric 'nothing' in these results; there are projection_kern"),
+        ({"metric": "d_head"}, r"no metric 'd_head'"),
+        (
+            {"metric": "per_head", "layer": "L9"},
+            r"no layer 'L9' in these results; there are L0, L1",
+        ),
+        ({"metric": "per_head", "layer": 3}, r"no layer 3 in these results"),
+        ({"metric": "per_head", "head": 4}, r"per_head has no head 4; it has \[0, 1, 2, 3\]"),
+        ({"metric": "per_group", "head": 2}, r"per_group has no kv_head 2; it has \[0, 1\]"),
+    ],
+)
+def test_errors_list_what_is_known(ds, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        plot(ds, **arguments)
+
+
+def test_text_from_the_data_is_never_markup():
+    ds = hostile()
+    for name in metric_names(ds):
+        written = plot(ds, name).to_json()
+        for tag in ("<img", "<script", "<a href", "\\u003cimg", "\\u003cscript", "\\u003ca href"):
+            assert tag not in written
