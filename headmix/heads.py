@@ -138,9 +138,37 @@ class Heads:
         return linalg.row_space(self.W_O)
 
     @cached_property
-    def value_factor(self) -> Float[Tensor, "head d_head d_head"]:
+    def frame_eigenvalues(self) -> Float[Tensor, "eigen"]:
+        """The min(Dc, D) largest eigenvalues of ``Σ_h P_h``, descending; P_h projects on what
+        head h can write to.
+
+        In float64, because a Gram matrix squares the condition number.
+        """
+        Q = self.write_basis.Q.flatten(0, 1).double()
+        gram = Q @ Q.T if Q.shape[0] < Q.shape[1] else Q.T @ Q
+        return linalg.eigenvalues_symmetric(gram).flip(0).clamp(min=0).to(self.W_O)
+
+    @cached_property
+    def write_factor(self) -> Float[Tensor, "head d_head k"]:
+        """W_O in coordinates of its own basis: ``W_O[h] = write_factor[h] @ write_basis.Q[h]``."""
+        return self.W_O @ self.write_basis.Q.mT
+
+    @cached_property
+    def value_factor(self) -> Float[Tensor, "head k d_head"] | None:
         """``R_V`` of the QR factorisation ``W_V^h = Q R_V``: W_V up to a rotation of its input."""
-        return linalg.triangular_factor(self.W_V)[self.kv_index]
+        return None if self.W_V is None else linalg.triangular_factor(self.W_V)[self.kv_index]
+
+    @cached_property
+    def ov_reader(self) -> Float[Tensor, "head d_in k"] | None:
+        """W_V in a gauge that makes W_O orthonormal: ``M_h = ov_reader[h] @ write_basis.Q[h]``."""
+        return None if self.W_V is None else self.W_V[self.kv_index] @ self.write_factor
+
+    @cached_property
+    def ov_singular_values(self) -> Float[Tensor, "head singular"] | None:
+        """Singular values of ``M_h = W_V W_O``, descending, from [d_head, d_head] factors."""
+        if self.value_factor is None:
+            return None
+        return linalg.singular_values(self.value_factor @ self.write_factor)
 
     def nonfinite(self) -> str | None:
         """The names of weights that hold NaN or infinity, or None."""

@@ -74,12 +74,24 @@ def row_space(W: Float[Tensor, "block k n"]) -> Basis:
     """Orthonormal basis of the row space of each block.
 
     QR of the tall transpose first, so that the singular value decomposition which finds the rank
-    only sees a [k, k] matrix.
+    only sees a [k, k] matrix; its vectors are needed only where a block lacks rank.
+
+    Raises:
+        LinalgError: all blocks are zero, or hold NaN or infinity.
     """
     Q, R = _decompose(torch.linalg.qr, W.mT)
-    U, S, _ = svd(R)
-    kept: Bool[Tensor, "block k"] = S > tolerance(S, *W.shape[-2:])[..., None]
-    return Basis(Q=(Q @ U).mT * kept[..., None], rank=kept.sum(-1).to(W.dtype))
+    kept = _nonzero(singular_values(R), W)
+    if not kept.any():
+        raise LinalgError(f"all {len(W)} blocks of shape {tuple(W.shape[1:])} are zero")
+    if not kept.all():
+        U, S, _ = svd(R)
+        kept = _nonzero(S, W)
+        Q = (Q @ U) * kept[:, None, :]
+    return Basis(Q=Q.mT, rank=kept.sum(-1).to(W.dtype))
+
+
+def _nonzero(sigma: Float[Tensor, "block k"], W: Tensor) -> Bool[Tensor, "block k"]:
+    return sigma > tolerance(sigma, W.shape[-2], W.shape[-1])[..., None]
 
 
 def participation_ratio(weights: Float[Tensor, "*block k"]) -> Float[Tensor, "*block"]:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import pi
 from typing import Any
 
 from headmix.heads import Heads
@@ -24,6 +25,10 @@ TRANSFORMATIONS = {
 }
 
 
+#: A bound of a metric's range: a number, or a symbol that ``Metric.bounds`` fills in.
+Bound = int | float | str
+
+
 class NotApplicable(Exception):
     """The metric has no meaning for this layer or model; the message says why."""
 
@@ -41,7 +46,7 @@ class Metric:
     title: str
     formula: str
     dims: tuple[str, ...]
-    range: tuple[float | str, float | str]
+    range: tuple[Bound, Bound]
     null: Callable[..., tuple[Any, Any]] | None
     null_text: str
     invariant: frozenset[str]
@@ -64,7 +69,9 @@ class Metric:
         object.__setattr__(self, "needs", needs)
         options = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
         object.__setattr__(self, "options", options)
-        self.__dict__["__doc__"] = self.function.__doc__
+        # what inspect, help and doctest look for on a function
+        copied = {n: getattr(self.function, n) for n in ("__doc__", "__module__", "__name__")}
+        self.__dict__.update(copied, __wrapped__=self.function)
 
     @property
     def name(self) -> str:
@@ -83,8 +90,8 @@ class Metric:
     def bounds(self, heads: Heads) -> tuple[float, float]:
         """The range as numbers, its symbols filled in for one layer."""
         H, d, D = heads.n_heads, heads.d_head, heads.d_model
-        symbols = {"d": d, "D": D, "H": H, "Dc": H * d, "min(Dc, D)": min(H * d, D)}
-        low, high = (symbols[b] if isinstance(b, str) else b for b in self.range)
+        symbols = {"d": d, "D": D, "H": H, "Dc": H * d, "min(Dc, D)": min(H * d, D), "π/2": pi / 2}
+        low, high = (float(symbols[b] if isinstance(b, str) else b) for b in self.range)
         return low, high
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +109,7 @@ def metric(
     title: str,
     formula: str,
     dims: Sequence[str],
-    range: tuple[float | str, float | str],
+    range: tuple[Bound, Bound],
     null: Callable[..., tuple[Any, Any]] | None = None,
     null_text: str = "none known",
     invariant: Sequence[str] = (),
@@ -119,7 +126,8 @@ def metric(
         title: what a plot's axis says.
         formula: in the notation of the documentation.
         dims: names of the result's axes: "head", "head_b", "kv_head", "singular", …
-        range: smallest and largest possible value; numbers, or "d", "D", "H", "Dc", "min(Dc, D)".
+        range: smallest and largest possible value; numbers, or "d", "D", "H", "Dc",
+            "min(Dc, D)", "π/2".
         null: same arguments as the function → (mean, sd) for unrelated heads.
         null_text: the null in words.
         invariant: the transformations (``TRANSFORMATIONS``) that leave the value unchanged.
