@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -92,6 +93,27 @@ class AttentionModel:
         Heads(L0: 2 heads on 2 KV heads, d_head=4, d_model=8, raw)
         """
         return self.sites[self.layer_name(layer)].heads()
+
+    def forward(self, inputs: Mapping[str, Any] | Tensor | tuple[Any, ...]) -> Any:
+        """One forward pass in evaluation mode without gradients; the training flags come back.
+
+        Raises:
+            NotApplicable: only the weights were loaded, so that there is nothing to run.
+        """
+        if self.module is None:
+            raise NotApplicable(
+                f"{self.name} was read for its weights alone and cannot be run: load the model itself"
+            )
+        training = [m for m in self.module.modules() if m.training]
+        self.module.eval()
+        try:
+            with torch.inference_mode():
+                if isinstance(inputs, Mapping):
+                    return self.module(**inputs)
+                return self.module(*inputs) if isinstance(inputs, tuple) else self.module(inputs)
+        finally:
+            for module in training:
+                module.training = True
 
     def __repr__(self) -> str:
         n = len(self.sites)

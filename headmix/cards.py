@@ -1,0 +1,180 @@
+"""Cards: what a Dataset says about one layer or one head, as plain dictionaries.
+
+Nothing here knows a metric by name: where one shows up follows from the shape of its result.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from headmix.shapes import Measured, metric_names, shape_of
+
+#: How many partners a ranking lists, and how many numbers of a spectrum a card shows.
+NEAREST, SHOWN = 5, 64
+
+Card = dict[str, Any]
+#: Where in the Dataset: layer, head and kv_head by label.
+Place = Mapping[str, Any]
+
+
+def layer_card(ds: xr.Dataset, layer: str | int) -> Card:
+    """One layer: its own numbers, and a row for each head.
+
+    Raises:
+        ValueError: the Dataset has no such layer; the message lists those it has.
+    """
+    name = layer_name(ds, layer)
+    card = _header(ds, name)
+    card["metrics"] = _readings(ds, "profile", {"layer": name})
+    card["spectra"] = _spectra(ds, "layer_spectrum", {"layer": name})
+    card["heads"] = [_head_row(ds, name, head) for head in range(card["n_heads"])]
+    return card
+
+
+def head_card(ds: xr.Dataset, layer: str | int, head: int) -> Card:
+    """One head: its numbers beside their nulls, its neighbours, its partners and its words.
+
+    Raises:
+        ValueError: no such layer or head; the message lists those there are.
+    """
+    name = layer_name(ds, layer)
+    card = _header(ds, name)
+    if not 0 <= head < card["n_heads"]:
+        raise ValueError(
+            f"layer {name} has no head {head}; it has heads 0 to {card['n_heads'] - 1}"
+        )
+    here = _place(ds, name, head)
+    card |= {"head": head, "kv_head": here["kv_head"]}
+    card["metrics"] = _readings(ds, "map", here)
+    card["nearest"] = _rankings(ds, "matrix", here)
+    card["reads_from"] = _rankings(ds, "cross", {f"{dim}_b": at for dim, at in here.items()})
+    card["writes_to"] = _rankings(ds, "cross", here)
+    card["spectra"] = _spectra(ds, "spectrum", here)
+    card["words"] = _words(ds, here)
+    return card
+
+
+def layer_name(ds: xr.Dataset, layer: str | int) -> str:
+    """The name of a layer given by name, by number, or else by position in the Dataset.
+
+    Raises:
+        ValueError: there is no such layer; the message lists those there are.
+    """
+    names = [str(name) for name in ds.layer.values]
+    for candidate in (str(layer), f"L{layer}"):
+        if candidate in names:
+            return candidate
+    position = int(layer) if str(layer).lstrip("-").isdigit() else len(names)
+    if -len(names) <= position < len(names):
+        return names[position]
+    raise ValueError(f"no layer {layer!r} in these results; they have {', '.join(names)}")
+
+
+def _header(ds: xr.Dataset, layer: str) -> Card:
+    at = ds.sel(layer=layer)
+    group = at.kv_of_head.values
+    header: Card = {
+        "model": ds.attrs.get("model", ""),
+        "processing": ds.attrs.get("processing", ""),
+        "layer": layer,
+        "n_heads": int((group >= 0).sum()),
+        "n_kv_heads": int(group.max()) + 1,
+        "d_head": int(at.d_head),
+        "d_model": int(at.d_model),
+    }
+    if not bool(at.valid):
+        header["invalid"] = str(at.invalid_reason.item())
+    return header
+
+
+def _place(ds: xr.Dataset, layer: str, head: int) -> Place:
+    kv_head = int(ds.kv_of_head.sel(layer=layer, head=head))
+    return {"layer": layer, "head": head, "kv_head": kv_head}
+
+
+def _head_row(ds: xr.Dataset, layer: str, head: int) -> Card:
+    here = _place(ds, layer, head)
+    nearest = {r["metric"]: r["partners"][0] for r in _rankings(ds, "matrix", here)}
+    return {
+        "head": head,
+        "kv_head": here["kv_head"],
+        "metrics": _readings(ds, "map", here),
+        "nearest": nearest,
+    }
+
+
+def _of_shape(ds: xr.Dataset, shape: str, here: Place) -> list[tuple[Card, Measured]]:
+    """The metrics of one shape, with the axes that ``here`` fixes taken out."""
+    found = []
+    for name in metric_names(ds):
+        if shape_of(ds[name]) == shape:
+            measured = Measured.of(ds, name).without_self()
+            for dim in set(here) & set(ds[name].dims):
+                measured = measured.sel(dim, here[dim])
+            found.append(({"metric": name, "title": ds[name].attrs["title"]}, measured))
+    return found
+
+
+def _readings(ds: xr.Dataset, shape: str, here: Place) -> list[Card]:
+    return [about | _reading(measured, ()) for about, measured in _of_shape(ds, shape, here)]
+
+
+def _reading(measured: Measured, index: tuple[int, ...]) -> Card:
+    """A number with its null, each None where unknown or not finite."""
+    parts = {
+        "value": measured.value,
+        "null_mean": measured.mean,
+        "null_sd": measured.sd,
+        "z_null": measured.z_null,
+    }
+    numbers = {n: None if a is None else float(a.values[index]) for n, a in parts.items()}
+    return {n: v if v is not None and np.isfinite(v) else None for n, v in numbers.items()}
+
+
+def _rankings(ds: xr.Dataset, shape: str, here: Place) -> list[Card]:
+    """For each pair metric the partners of one head, the largest value first."""
+    rankings = []
+    for about, measured in _of_shape(ds, shape, here):
+        values = measured.value
+        order = np.argsort(-values.values, axis=None, kind="stable")[:NEAREST]
+        partners = []
+        for index in zip(*np.unravel_index(order, values.shape), strict=True):
+            if np.isfinite(values.values[index]):
+                who = {
+                    str(dim).removesuffix("_b"): values[dim].values[i].item()
+                    for dim, i in zip(values.dims, index, strict=True)
+                }
+                partners.append(who | _reading(measured, index))
+        if partners:
+            rankings.append(about | {"partners": partners})
+    return rankings
+
+
+def _spectra(ds: xr.Dataset, shape: str, here: Place) -> list[Card]:
+    spectra = []
+    for about, measured in _of_shape(ds, shape, here):
+        values = measured.value.values
+        finite = values[np.isfinite(values)]
+        shown = finite[np.linspace(0, len(finite) - 1, min(SHOWN, len(finite))).round().astype(int)]
+        if len(finite):
+            spectra.append(about | {"n": len(finite), "values": [float(v) for v in shown]})
+    return spectra
+
+
+def _words(ds: xr.Dataset, here: Place) -> list[Card]:
+    """Text metrics: a row for each index of all axes but the last."""
+    found = []
+    for name in metric_names(ds):
+        if shape_of(ds[name]) != "text" or "head" not in ds[name].dims:
+            continue
+        words = ds[name].sel({dim: at for dim, at in here.items() if dim in ds[name].dims})
+        rows = []
+        for index in np.ndindex(words.shape[:-1]):
+            dims = zip(words.dims[:-1], index, strict=True)
+            where = {str(dim): words[dim].values[i].item() for dim, i in dims}
+            if texts := [str(word) for word in words.values[index] if str(word)]:
+                rows.append({"where": where, "words": texts})
+        found.append({"metric": name, "title": words.attrs["title"], "rows": rows})
+    return found

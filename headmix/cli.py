@@ -1,0 +1,275 @@
+"""The command line. What is heavy is imported inside the commands, so that help is quick."""
+
+import json as json_format
+import math
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.text import Text
+
+import headmix as hm
+from headmix import terminal
+from headmix.options import (
+    FAILED,
+    LayerList,
+    Measuring,
+    Model,
+    ModelOrRun,
+    Reading,
+    Talk,
+    command,
+    layer_list,
+)
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_HELP = """
+What does the attention output projection do with the heads?
+
+headmix takes W_O apart into one block a head and measures redundancy, overlap and mixing for every
+head, pair and layer, each number beside its null.
+
+\b
+[bold]Examples[/bold]
+  headmix report demo                         [dim]a small BERT: measure, write a page[/dim]
+  headmix report gpt2 --out gpt2.html         [dim]any model of the hub[/dim]
+  headmix measure ./my-model --out run.nc     [dim]keep the numbers (opens in xarray)[/dim]
+  headmix inspect run.nc --layer 3            [dim]one layer, as a table[/dim]
+  headmix inspect run.nc --layer 3 --head 5   [dim]one head, as a card[/dim]
+  headmix verify gpt2                         [dim]does the split into heads hold?[/dim]
+  headmix metrics projection_kernel           [dim]formula, null, range, reference[/dim]
+"""
+
+app = typer.Typer(
+    help=_HELP,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 a law or check failed, 2 the input cannot be used.",
+)
+
+
+@app.callback(invoke_without_command=True, help=_HELP)
+def _top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"headmix {hm.__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@command(app)
+def report(
+    model: ModelOrRun,
+    reading: Reading,
+    measuring: Measuring,
+    talk: Talk,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Default: headmix-MODEL.html.")
+    ] = None,
+) -> None:
+    """Measure a model, or take a finished run, and write one page that works offline."""
+    out = _writable(out or Path(f"headmix-{_slug(model)}.html"))
+    ds = _run(model, reading, measuring, talk)
+    hm.report(ds, out)
+    _say(talk, {"report": str(out), "bytes": out.stat().st_size} | _summary(ds), f"Report: {out}")
+
+
+@command(app)
+def measure(
+    model: Model,
+    reading: Reading,
+    measuring: Measuring,
+    talk: Talk,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN.nc",
+            help="Default: headmix-MODEL.nc; with --json, no file unless you name one.",
+        ),
+    ] = None,
+) -> None:
+    """Measure the heads of a model and keep the numbers.
+
+    --json prints the whole dataset in the form of xarray's to_dict; NaN becomes null.
+    """
+    if out is None and not talk.json:
+        out = Path(f"headmix-{_slug(model)}.nc")
+    if out is not None:
+        _writable(out)
+    ds = _run(model, reading, measuring, talk)
+    if out is not None:
+        hm.save(ds, out)
+    _say(talk, ds.to_dict() if talk.json else {}, f"Results: {out}")
+
+
+@command(app)
+def inspect(
+    model: ModelOrRun,
+    reading: Reading,
+    measuring: Measuring,
+    talk: Talk,
+    layer: Annotated[str, typer.Option(help="Name or position.", show_default=False)],
+    head: Annotated[int | None, typer.Option(help="Position.", show_default=False)] = None,
+) -> None:
+    """One layer as a table, or one head as a card.
+
+    A model is measured over all its layers (or --layers), because a head's partners are elsewhere.
+    """
+    from headmix import cards
+
+    ds = _run(model, reading, measuring, talk, layer)
+    if head is None:
+        card = cards.layer_card(ds, layer)
+        _say(talk, card, terminal.layer_card(card, Console().width))
+    else:
+        card = cards.head_card(ds, layer, head)
+        _say(talk, card, terminal.head_card(card))
+
+
+@command(app)
+def verify(
+    reading: Reading,
+    talk: Talk,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="As in 'measure'.", show_default=False)
+    ] = None,
+    layers: LayerList = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="What is known of each architecture instead.")
+    ] = False,
+) -> None:
+    """Does the split into heads hold? Two laws, checked on a tiny batch, layer by layer.
+
+    Sum: the heads' outputs add up to what the output projection returned. Independence: disturbing
+    the values of one KV head moves only the heads that use it. Exit code 1 where a law fails.
+    """
+    if listed:
+        from headmix import architectures
+
+        rows = architectures.table()
+        return _say(talk, rows, terminal.rows_table(rows))
+    if model is None:
+        raise ValueError("verify needs a MODEL, or --list for the table of architectures")
+    with talk.progress() as progress:
+        progress(f"reading {model}", 0, 0)
+        loaded = hm.load(model, **reading.load_options())
+        check = hm.verify(loaded, layers=layer_list(layers), progress=progress)
+    rows = [asdict(row) for row in check.rows]
+    verdict = "Both laws hold." if check.ok else "A law failed."
+    _say(talk, {"ok": check.ok, "rows": rows}, Group(terminal.laws_table(rows), Text(verdict)))
+    if not check.ok:
+        raise typer.Exit(FAILED)
+
+
+@command(app)
+def metrics(
+    talk: Talk,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="One metric in full.", show_default=False)
+    ] = None,
+) -> None:
+    """The catalogue: every metric with its formula, null, range and reference."""
+    known = hm.catalogue()
+    if name is None:
+        rows = [_entry(metric) for metric in known.values()]
+        return _say(talk, rows, terminal.catalogue(rows))
+    if name not in known:
+        raise ValueError(f"unknown metric {name}; known: {', '.join(known)}")
+    entry = _entry(known[name])
+    _say(talk, entry, terminal.catalogue_entry(entry))
+
+
+def _run(
+    model: str, reading: Reading, measuring: Measuring, talk: Talk, layer: str | None = None
+) -> "xr.Dataset":
+    """The Dataset of a finished run, or of one made now; ``layer`` must exist before the work."""
+    if model.endswith(".nc"):
+        return hm.open_results(model)
+    with talk.progress() as progress:
+        progress(f"reading {model}", 0, 0)
+        loaded = hm.load(model, **reading.load_options())
+        if layer is not None:
+            loaded.layer_name(layer)
+        return hm.measure(loaded, progress=progress, **measuring.measure_options())
+
+
+def _entry(metric: Any) -> dict[str, Any]:
+    import inspect as python
+
+    return {
+        "name": metric.name,
+        "title": metric.title,
+        "formula": metric.formula,
+        "dims": list(metric.dims),
+        "range": metric.range_text,
+        "unit": metric.unit,
+        "null": metric.null_text,
+        "invariant": sorted(metric.invariant),
+        "needs": list(metric.needs),
+        "options": {name: str(value) for name, value in metric.options.items()},
+        "default": metric.default,
+        "family": metric.family,
+        "reference": metric.reference,
+        "doc": python.getdoc(metric.function) or "",
+    }
+
+
+def _summary(ds: "xr.Dataset") -> dict[str, Any]:
+    from headmix.shapes import metric_names
+
+    return {
+        "model": ds.attrs.get("model", ""),
+        "layers": [str(n) for n in ds.layer.values],
+        "metrics": metric_names(ds),
+        "invalid": {str(n): str(ds.invalid_reason.sel(layer=n).item()) for n in ds.layer.values
+                    if not bool(ds.valid.sel(layer=n))},
+        "skipped": json_format.loads(ds.attrs.get("skipped", "{}")),
+    }  # fmt: skip
+
+
+def _writable(out: Path) -> Path:
+    """Refuse before the work, not after it."""
+    if out.is_dir():
+        raise ValueError(f"cannot write {out}: it is a folder; name a file inside it")
+    if not out.parent.is_dir():
+        raise ValueError(f"cannot write {out}: there is no folder {out.parent}")
+    if not os.access(out.parent, os.W_OK):
+        raise ValueError(f"cannot write {out}: the folder {out.parent} is not writable")
+    return out
+
+
+def _slug(model: str) -> str:
+    """A file name for a model: ``org/name`` → ``org-name``, a path → its last part."""
+    path = Path(model)
+    name = path.resolve().stem if path.exists() else model
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"
+
+
+def _say(talk: Talk, data: Any, shown: Any) -> None:
+    if talk.json:
+        print(json_format.dumps(_plain(data), allow_nan=False, ensure_ascii=False, default=str))
+    else:
+        Console().print(shown, markup=False, highlight=False)
+
+
+def _plain(data: Any) -> Any:
+    """JSON has no NaN and no infinity: both become null."""
+    if isinstance(data, dict):
+        return {str(k): _plain(v) for k, v in data.items()}
+    if isinstance(data, list | tuple):
+        return [_plain(v) for v in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def main() -> None:
+    app(prog_name="headmix")

@@ -1,0 +1,195 @@
+"""What the commands have in common: groups of options, and how they fail."""
+
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from headmix.terminal import printable, progress
+
+#: Exit codes: a law or a check failed; the input cannot be used.
+FAILED, UNUSABLE = 1, 2
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="'demo', a hub id, a folder, or a .safetensors or .gguf file.",
+        show_default=False,
+    ),
+]
+ModelOrRun = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|RUN.nc",
+        help="What 'measure' takes, or a .nc file that it wrote.",
+        show_default=False,
+    ),
+]
+
+
+def _option(help: str, panel: str, metavar: str | None = None, *names: str) -> Any:
+    return typer.Option(
+        *names, help=help, rich_help_panel=panel, metavar=metavar, show_default=False
+    )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the model is read: what ``load`` takes."""
+
+    revision: Annotated[
+        str | None, _option("Branch, tag or commit of a hub model.", "Reading", "REV")
+    ] = None
+    dtype: Annotated[
+        str | None, _option("float32 or float64; default float32.", "Reading", "NAME")
+    ] = None
+    device: Annotated[str | None, _option("cpu, cuda, …; default cpu.", "Reading", "NAME")] = None
+    weights_only: Annotated[
+        bool,
+        _option("Read the checkpoint a layer at a time; never build the model.", "Reading", None,
+                "--weights-only"),
+    ] = False  # fmt: skip
+    trust_remote_code: Annotated[
+        bool,
+        _option("Run code that the model brings along. Off unless you say so.", "Reading", None,
+                "--trust-remote-code"),
+    ] = False  # fmt: skip
+    allow_pickle: Annotated[
+        bool,
+        _option("Accept pickle checkpoints (tensors only).", "Reading", None, "--allow-pickle"),
+    ] = False
+
+    def load_options(self) -> dict[str, Any]:
+        """Only what was said, so that a source can refuse what means nothing to it."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name))}
+
+
+LayerList = Annotated[
+    str | None,
+    _option("Names or positions, as in 0,3-5 or encoder.L0; default all.", "Measuring", "LIST"),
+]
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What is measured."""
+
+    layers: LayerList = None
+    metrics: Annotated[
+        str | None,
+        _option("Names as in 'headmix metrics', with commas; default all.", "Measuring", "LIST"),
+    ] = None
+    seed: Annotated[int, _option("For nulls that are simulated.", "Measuring", "N")] = 0
+
+    def measure_options(self) -> dict[str, Any]:
+        return {
+            "layers": layer_list(self.layers),
+            "metrics": None if self.metrics is None else _items(self.metrics),
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True)
+class Talk:
+    """What the command says, and to whom."""
+
+    json: Annotated[bool, _option("For machines: JSON on stdout.", "Output", None, "--json")] = (
+        False
+    )
+    quiet: Annotated[bool, _option("No progress.", "Output", None, "--quiet", "-q")] = False
+    debug: Annotated[
+        bool, _option("Show where an error comes from.", "Output", None, "--debug")
+    ] = False
+
+    def progress(self) -> Any:
+        return progress(shown=not self.quiet)
+
+
+def command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as a command of ``app``.
+
+    A parameter annotated with one of the groups above becomes that group's options. Input that
+    cannot be used becomes one line on stderr and exit code 2.
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function)
+        groups = {
+            n: p.annotation for n, p in signature.parameters.items() if is_dataclass(p.annotation)
+        }
+
+        @wraps(function)
+        def run(**given: Any) -> None:
+            for name, group in groups.items():
+                given[name] = group(**{f.name: given.pop(f.name) for f in fields(group)})
+            with _one_line(given["talk"].debug):
+                function(**given)
+
+        kept = [p for n, p in signature.parameters.items() if n not in groups]
+        kept += [
+            inspect.Parameter(
+                f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
+            )
+            for group in groups.values()
+            for f in fields(group)
+        ]
+        flat = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept]
+        run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in flat}
+        app.command()(run)
+        return function
+
+    return register
+
+
+@contextmanager
+def _one_line(debug: bool) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader has gone: typer ends quietly
+    except Exception as error:
+        from headmix.registry import NotApplicable  # it brings torch: only once something failed
+
+        if not isinstance(error, ValueError | OSError | ImportError | NotApplicable):
+            raise
+        if debug:
+            traceback.print_exc()
+        message = printable(" ".join(str(error).split())) or type(error).__name__
+        print(f"headmix: {message}", file=sys.stderr)
+        raise typer.Exit(UNUSABLE) from None
+
+
+def layer_list(text: str | None) -> list[str | int] | None:
+    """The layers a user lists: names, positions and ranges of positions; None for all.
+
+    >>> layer_list("0,3-5,encoder.L0")
+    [0, 3, 4, 5, 'encoder.L0']
+    """
+    if text is None:
+        return None
+    layers: list[str | int] = []
+    for item in _items(text):
+        if found := re.fullmatch(r"(\d+)-(\d+)", item):
+            first, last = map(int, found.groups())
+            if last < first:
+                raise ValueError(f"--layers {item}: the range ends before it begins")
+            layers += range(first, last + 1)
+        else:
+            layers.append(int(item) if item.isdigit() else item)
+    return layers
+
+
+def _items(text: str) -> list[str]:
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    if not items:
+        raise ValueError(f"expected names separated by commas, got {text!r}")
+    return items

@@ -1,0 +1,204 @@
+"""Live modules whose projections are modules of their own: hooked, read, never changed."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from headmix.heads import Heads
+from headmix.layouts import Attention, Layout, Projection, Shapes, find_attention
+from headmix.model import AttentionModel, Watcher
+
+
+class UnreadableWeight(ValueError):
+    """A weight that is not there as plain numbers: quantised, on the meta device, or offloaded."""
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether the weight is stored [in, out], as in GPT-2's Conv1D, against [out, in] in Linear."""
+    return type(module).__name__ == "Conv1D"
+
+
+def weight_shapes(module: nn.Module) -> Shapes:
+    """(out features, in features) of every projection inside a module, by path."""
+    shapes = {}
+    for path, child in module.named_modules():
+        if isinstance(child, nn.Embedding):
+            continue
+        sizes = (getattr(child, "out_features", None), getattr(child, "in_features", None))
+        weight = getattr(child, "weight", None)
+        if all(isinstance(n, int) for n in sizes):
+            shapes[path] = sizes
+        elif isinstance(weight, Tensor) and weight.ndim == 2:
+            out, into = weight.shape
+            shapes[path] = (into, out) if is_transposed(child) else (out, into)
+    return shapes
+
+
+def read_weight(
+    module: nn.Module, path: str, dtype: torch.dtype
+) -> Float[Tensor, "out in"]:
+    """A projection's weight as [out, in], converted, on the CPU.
+
+    Raises:
+        UnreadableWeight: it is quantised, meta or offloaded; the message says what to do.
+    """
+    weight = module.weight
+    if weight.is_meta:
+        raise UnreadableWeight(
+            f"{path}.weight is on the meta device (offloaded or never loaded): load the model "
+            "with its weights in memory (no device_map offloading), or read the checkpoint alone "
+            "with weights_only=True"
+        )
+    if not weight.is_floating_point() or weight.ndim != 2:
+        raise UnreadableWeight(
+            f"{path}.weight is quantised ({type(module).__name__}, {weight.dtype}, shape "
+            f"{tuple(weight.shape)}): dequantise this layer first, or load the model unquantised"
+        )
+    weight = weight.detach().to("cpu", dtype)
+    return weight.T if is_transposed(module) else weight
+
+
+@dataclass(eq=False)
+class ModuleSite:
+    """One attention layer inside a live model."""
+
+    attention: Attention
+    root: nn.Module
+    dtype: torch.dtype = torch.float32
+    processing: str = "raw"
+    streams: tuple[str, str] = ("residual", "residual")
+    values_are_linear: bool = True
+    notes: tuple[str, ...] = ()
+
+    def _module(self, projection: Projection) -> nn.Module:
+        return self.root.get_submodule(projection.path)
+
+    def _weights(self, projection: Projection | None) -> Float[Tensor, "head feature in"] | None:
+        if projection is None:
+            return None
+        weight = read_weight(self._module(projection), projection.path, self.dtype)
+        return weight[projection.features]
+
+    def heads(self) -> Heads:
+        a = self.attention
+        o = self._module(a.o)
+        W_O = read_weight(o, a.o.path, self.dtype).T[a.o.features]
+        W_Q, W_K = self._weights(a.q), self._weights(a.k)
+        W_V = self._weights(a.v) if self.values_are_linear else None
+        b_V = getattr(self._module(a.v), "bias", None) if self.values_are_linear else None
+        b_O = getattr(o, "bias", None)
+        return Heads(
+            W_O=W_O,
+            W_V=None if W_V is None else W_V.mT.contiguous(),
+            W_Q=None if W_Q is None else W_Q.mT.contiguous(),
+            W_K=None if W_K is None else W_K.mT.contiguous(),
+            b_V=None if b_V is None else b_V.detach().to("cpu", self.dtype)[a.v.features],
+            b_O=None if b_O is None else b_O.detach().to("cpu", self.dtype),
+            kv_of_head=[h * a.n_kv_heads // a.n_heads for h in range(a.n_heads)],
+            layer=a.name,
+            processing=self.processing,
+            stream=self.streams[0],
+            kv_stream=self.streams[1],
+        )
+
+    @contextmanager
+    def _hooked(self, projection: Projection, hook: Callable[[Tensor, Tensor], Any]) -> Iterator[None]:
+        """Run ``hook(input, output)`` at this layer's own call of a projection in each pass."""
+        calls = 0
+
+        def on_call(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Any:
+            nonlocal calls
+            calls += 1
+            return hook(inputs[0], output) if calls == self.attention.call + 1 else None
+
+        def restart(module: nn.Module, inputs: object) -> None:
+            nonlocal calls
+            calls = 0
+
+        handles = [
+            self.root.register_forward_pre_hook(restart),
+            self._module(projection).register_forward_hook(on_call),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def watch(self, watcher: Watcher) -> AbstractContextManager[None]:
+        return self._hooked(self.attention.o, watcher)
+
+    def shift_values(
+        self, shift: Float[Tensor, "kv_head d_head"]
+    ) -> AbstractContextManager[None]:
+        def add(values: Tensor, output: Tensor) -> Tensor:
+            added = torch.zeros(output.shape[-1]).to(output)
+            added[self.attention.v.features] = shift.to(added)
+            return output + added
+
+        return self._hooked(self.attention.v, add)
+
+
+def head_lookup(root: nn.Module) -> Callable[[str, Iterable[str]], int | None]:
+    """Find the number of heads: on the module that holds a path, upwards, then in its config."""
+
+    def lookup(path: str, names: Iterable[str]) -> int | None:
+        owners = []
+        while path:
+            path = path.rpartition(".")[0]
+            owners.append(root.get_submodule(path))
+        owners = owners or [root]
+        for owner in [*owners, *(getattr(o, "config", None) for o in owners)]:
+            for name in names:
+                value = getattr(owner, name, None)
+                if isinstance(value, int) and not isinstance(value, bool):
+                    return value
+        return None
+
+    return lookup
+
+
+def find_sites(
+    root: nn.Module,
+    *,
+    layout: Layout | None = None,
+    model_type: str = "",
+    dtype: torch.dtype = torch.float32,
+    processing: str = "raw",
+) -> Mapping[str, ModuleSite]:
+    """The attention layers of a live module whose projections are modules of their own."""
+    found = find_attention(
+        weight_shapes(root), head_lookup(root), layout=layout, model_type=model_type
+    )
+    return {
+        a.name: ModuleSite(a, root, dtype, processing, streams=_streams(a)) for a in found
+    }
+
+
+def _streams(a: Attention) -> tuple[str, str]:
+    """Which residual stream a layer's queries read, and which its keys and values read."""
+    tower = a.name.rpartition(".L")[0] or "residual"
+    if a.layout.order == "latent":
+        return tower, f"{tower}.latent"
+    return (tower, "encoder") if a.cross else (tower, tower)
+
+
+def from_module(
+    module: nn.Module,
+    layout: Layout | None,
+    *,
+    name: str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> AttentionModel:
+    """Any module, its projections named by ``layout`` or recognised by their usual names."""
+    return AttentionModel(
+        name=name or type(module).__name__,
+        sites=find_sites(module, layout=layout, dtype=dtype),
+        module=module,
+        provenance={"source": "module", "class": type(module).__name__},
+    )

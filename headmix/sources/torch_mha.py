@@ -1,0 +1,175 @@
+"""torch.nn.MultiheadAttention, alone or inside anything (nn.TransformerEncoder, …).
+
+It calls its output projection functionally, so a hook on ``out_proj`` never fires. Watching such a
+layer therefore runs PyTorch's own attention function once more on the same arguments, with the
+identity in place of the output projection: what comes back is the concatenation z.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headmix.heads import Heads
+from headmix.layouts import Attention, Layout, Projection, name_layers
+from headmix.model import AttentionModel, Watcher
+
+_FORWARD = inspect.signature(nn.MultiheadAttention.forward)
+
+
+def from_module(
+    module: nn.Module, *, name: str | None = None, dtype: torch.dtype = torch.float32
+) -> AttentionModel:
+    """A module that is or contains nn.MultiheadAttention."""
+    return AttentionModel(
+        name=name or type(module).__name__,
+        sites=find_sites(module, dtype=dtype),
+        module=module,
+        provenance={"source": "torch.nn.MultiheadAttention", "class": type(module).__name__},
+        example=(lambda: _example(module)) if isinstance(module, nn.MultiheadAttention) else None,
+    )
+
+
+def _example(mha: nn.MultiheadAttention, length: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weight = mha.out_proj.weight
+    shape = (1, length) if mha.batch_first else (length, 1)
+    return tuple(
+        torch.randn(*shape, width, generator=generator).to(weight)
+        for width in (mha.embed_dim, mha.kdim, mha.vdim)
+    )
+
+
+def find_sites(
+    root: nn.Module, *, dtype: torch.dtype = torch.float32
+) -> Mapping[str, "MultiheadSite"]:
+    """Every nn.MultiheadAttention inside a module, as layers in order."""
+    found = []
+    for path, module in root.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            H, d = module.num_heads, module.head_dim
+            rows = torch.arange(H * d).reshape(H, d)
+            dot = "." if path else ""
+            found.append(
+                Attention(
+                    name=path,
+                    path=path,
+                    layout=Layout(o="out_proj", v="in_proj", order="thirds", n_heads=H),
+                    o=Projection(f"{path}{dot}out_proj", rows),
+                    v=Projection(path, rows),
+                    cross="multihead_attn" in path,  # its name in nn.TransformerDecoderLayer
+                )
+            )
+    return {a.name: MultiheadSite(a, root, dtype) for a in name_layers(found)}
+
+
+@dataclass(eq=False)
+class MultiheadSite:
+    """One nn.MultiheadAttention inside a live module."""
+
+    attention: Attention
+    root: nn.Module
+    dtype: torch.dtype = torch.float32
+    notes: tuple[str, ...] = ()
+    _shift: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def _module(self) -> nn.MultiheadAttention:
+        return self.root.get_submodule(self.attention.path)
+
+    def heads(self) -> Heads:
+        mha, H = self._module, self.attention.n_heads
+
+        def per_head(weight: Tensor) -> Tensor:  # [H·d, in] → [head, in, d]
+            return weight.detach().to("cpu", self.dtype).unflatten(0, (H, -1)).mT.contiguous()
+
+        if mha.in_proj_weight is not None:
+            W_Q, W_K, W_V = map(per_head, mha.in_proj_weight.chunk(3))
+        else:
+            W_Q, W_K, W_V = map(per_head, (mha.q_proj_weight, mha.k_proj_weight, mha.v_proj_weight))
+        b_V = None if mha.in_proj_bias is None else mha.in_proj_bias.chunk(3)[2].unflatten(0, (H, -1))
+        b_O = mha.out_proj.bias
+        return Heads(
+            W_O=mha.out_proj.weight.detach().to("cpu", self.dtype).T.unflatten(0, (H, -1)),
+            W_V=W_V,
+            W_Q=W_Q,
+            W_K=W_K,
+            b_V=None if b_V is None else b_V.detach().to("cpu", self.dtype),
+            b_O=None if b_O is None else b_O.detach().to("cpu", self.dtype),
+            layer=self.attention.name,
+            kv_stream="encoder" if self.attention.cross else None,
+        )
+
+    @contextmanager
+    def watch(self, watcher: Watcher) -> Iterator[None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            z = self._concatenation(args, kwargs)
+            out = output[0]
+            watcher(*(t.transpose(0, 1) if self._sequence_first(t) else t for t in (z, out)))
+
+        with self._hooked(hook):
+            yield
+
+    @contextmanager
+    def shift_values(self, shift: Float[Tensor, "kv_head d_head"]) -> Iterator[None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            mixed = self._module.out_proj(self._concatenation(args, kwargs))
+            return (mixed, *output[1:])
+
+        self._shift = shift
+        try:
+            with self._hooked(hook):
+                yield
+        finally:
+            self._shift = None
+
+    @contextmanager
+    def _hooked(self, hook: Any) -> Iterator[None]:
+        # Registering any hook also switches off the fused inference kernel of
+        # nn.TransformerEncoderLayer, which would pass this module by.
+        handle = self._module.register_forward_hook(hook, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _sequence_first(self, t: Tensor) -> bool:
+        return t.ndim == 3 and not self._module.batch_first
+
+    def _concatenation(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        """z for the given arguments of forward, in the layout of forward's own output."""
+        mha = self._module
+        call = _FORWARD.bind(mha, *args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments
+        q, k, v = given["query"], given["key"], given["value"]
+        flip = mha.batch_first and q.ndim == 3
+        if flip:
+            q, k, v = (t.transpose(0, 1) for t in (q, k, v))
+        bias = mha.in_proj_bias
+        if self._shift is not None:
+            E = mha.embed_dim
+            bias = torch.zeros(3 * E).to(q) if bias is None else bias.detach().clone()
+            bias[2 * E :] += self._shift.flatten().to(bias)
+        separate = mha.in_proj_weight is None
+        z, _ = functional.multi_head_attention_forward(
+            q, k, v, mha.embed_dim, mha.num_heads, mha.in_proj_weight, bias,
+            mha.bias_k, mha.bias_v, mha.add_zero_attn, 0.0,
+            torch.eye(mha.embed_dim).to(q), None,
+            training=False,
+            key_padding_mask=given["key_padding_mask"],
+            need_weights=False,
+            attn_mask=given["attn_mask"],
+            is_causal=given["is_causal"] and given["attn_mask"] is not None,
+            use_separate_proj_weight=separate,
+            q_proj_weight=mha.q_proj_weight if separate else None,
+            k_proj_weight=mha.k_proj_weight if separate else None,
+            v_proj_weight=mha.v_proj_weight if separate else None,
+        )  # fmt: skip
+        return z.transpose(0, 1) if flip else z

@@ -1,0 +1,296 @@
+"""How results look in a terminal: cards, tables and progress, drawn with rich."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+#: Work that ends sooner shows no progress.
+PATIENCE_S = 2.0
+
+NULL_CAVEAT = (
+    "z_null = (value - null mean) / null sd. A null is not a p-value: trained heads are not "
+    "independent draws."
+)
+_BARS = "▁▂▃▄▅▆▇█"
+_COLUMN = 14
+
+
+def printable(text: object) -> str:
+    """Text from a model or file without what could steer a terminal.
+
+    >>> printable("Ġthe\\x1b[2J")
+    'Ġthe\\\\x1b[2J'
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def head_card(card: Mapping[str, Any]) -> RenderableType:
+    """The card of one head, as ``headmix.cards.head_card`` makes it."""
+    parts: list[RenderableType] = [
+        _heading(card, f"{card['layer']} head {card['head']}"),
+        _facts(card, f"uses KV head {card['kv_head']} of {card['n_kv_heads']}"),
+    ]
+    if card["metrics"]:
+        parts += [_section("Measured"), _readings(card["metrics"])]
+    for key, title in (
+        ("nearest", "Nearest heads in this layer"),
+        ("reads_from", "Composes with earlier heads (their output, this head's input)"),
+        ("writes_to", "Composes with later heads (this head's output, their input)"),
+    ):
+        if card[key]:
+            parts += [_section(title), _rankings(card[key])]
+    if card["spectra"]:
+        parts += [_section("Spectra"), _spectra(card["spectra"])]
+    for words in card["words"]:
+        parts += [_section(words["title"]), _words(words["rows"])]
+    return Group(*parts, Text(NULL_CAVEAT, style="dim"))
+
+
+def layer_card(card: Mapping[str, Any], width: int = 80) -> RenderableType:
+    """The table of one layer, as ``headmix.cards.layer_card`` makes it."""
+    parts: list[RenderableType] = [_heading(card, card["layer"]), _facts(card)]
+    if card["metrics"]:
+        parts += [_section("The layer"), _readings(card["metrics"])]
+    if card["spectra"]:
+        parts += [_section("Spectra"), _spectra(card["spectra"])]
+    rows = card["heads"]
+    names = [reading["metric"] for reading in rows[0]["metrics"]]
+    pairs = list(dict.fromkeys(name for row in rows for name in row["nearest"]))
+    if names:
+        parts.append(_section("Its heads (value, z_null)"))
+    parts += [_head_table(rows, columns) for columns in _pages(names, width)]
+    if pairs:
+        parts.append(_section("Nearest in this layer (head, value, z_null)"))
+    parts += [_nearest_table(rows, columns) for columns in _pages(pairs, width)]
+    return Group(*parts, Text(NULL_CAVEAT, style="dim"))
+
+
+def laws_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What ``verify`` found, a row a layer."""
+    table = _table("layer", ("sum error", "right"), "independent", "reason")
+    for row in rows:
+        error = row["sum_error"]
+        table.add_row(
+            printable(row["layer"]),
+            "–" if error is None else f"{error:.1e}",
+            "yes" if row["independent"] else Text("no", style="bold red"),
+            printable(row["reason"] or ""),
+        )
+    return table
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Any rows that share their keys; numbers to the right."""
+    first = rows[0] if rows else {}
+    table = _table(
+        *((k, "right" if isinstance(v, int | float) else "left") for k, v in first.items())
+    )
+    for row in rows:
+        table.add_row(*(printable("" if value is None else value) for value in row.values()))
+    return table
+
+
+@contextmanager
+def progress(shown: bool) -> Iterator[Any]:
+    """A ``progress(what, done, total)`` that draws on stderr once work has lasted two seconds.
+
+    Nothing is drawn where ``shown`` is false or stderr is not a terminal.
+    """
+    console = Console(stderr=True)
+    bar = Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        _Rate(), TimeRemainingColumn(), console=console, transient=True,
+    )  # fmt: skip
+    task = bar.add_task("starting", total=None)
+
+    def report(what: str, done: int, total: int) -> None:
+        bar.update(task, description=printable(what), completed=done, total=total or None)
+
+    timer = threading.Timer(PATIENCE_S, bar.start)
+    timer.daemon = True
+    if shown and console.is_terminal:
+        timer.start()
+    try:
+        yield report
+    finally:
+        timer.cancel()
+        if timer.is_alive():  # it may be about to start the bar
+            timer.join()
+        bar.stop()
+
+
+class _Rate(ProgressColumn):
+    """Steps a second, or seconds a step where those are slow."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        if not speed:
+            return Text("")
+        return Text(f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each", style="dim")
+
+
+def _heading(card: Mapping[str, Any], what: str) -> Rule:
+    return Rule(Text(f"{printable(card['model'])}  {printable(what)}", style="bold"), align="left")
+
+
+def _facts(card: Mapping[str, Any], more: str = "") -> Text:
+    facts = [
+        f"{card['n_heads']} heads on {card['n_kv_heads']} KV heads",
+        f"d_head {card['d_head']}, d_model {card['d_model']}",
+        f"{card['processing']} weights",
+    ]
+    text = Text(", ".join([*facts, more] if more else facts))
+    if "invalid" in card:
+        text.append(f"\nThis layer is invalid: {printable(card['invalid'])}", style="bold red")
+    return text
+
+
+def _section(title: str) -> Text:
+    return Text(f"\n{printable(title)}", style="bold")
+
+
+def _table(*columns: str | tuple[str, JustifyMethod]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        if isinstance(column, str):
+            table.add_column(column)
+        else:
+            table.add_column(column[0], justify=column[1])
+    return table
+
+
+def _readings(readings: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table(
+        "", ("value", "right"), ("null mean ± sd", "right"), ("z_null", "right"), "metric"
+    )
+    for reading in readings:
+        table.add_row(
+            printable(reading["title"]),
+            number(reading["value"]),
+            _null(reading),
+            _z(reading),
+            Text(reading["metric"], style="dim"),
+        )
+    return table
+
+
+def _null(reading: Mapping[str, Any]) -> str:
+    if reading["null_mean"] is None:
+        return "–"
+    sd = "" if reading["null_sd"] is None else f" ± {reading['null_sd']:.2g}"
+    return number(reading["null_mean"]) + sd
+
+
+def _z(reading: Mapping[str, Any]) -> str:
+    return "" if reading["z_null"] is None else f"{reading['z_null']:+.1f}"
+
+
+def _cell(reading: Mapping[str, Any] | None, label: str = "") -> Text:
+    if reading is None:
+        return Text("–")
+    text = Text(f"{label} {number(reading['value'])}".strip())
+    return text.append(f" {_z(reading)}" if _z(reading) else "", style="dim")
+
+
+def _rankings(rankings: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("by (value, z_null)")
+    for _ in range(max(len(r["partners"]) for r in rankings)):
+        table.add_column()
+    for ranking in rankings:
+        cells = [_cell(partner, f"{_who(partner)}\n") for partner in ranking["partners"]]
+        table.add_row(printable(ranking["title"]), *cells)
+    return table
+
+
+def _who(partner: Mapping[str, Any]) -> str:
+    """H3 in the same layer, L2H3 in another one, KV1 for a key-value head."""
+    unit = f"H{partner['head']}" if "head" in partner else f"KV{partner['kv_head']}"
+    return f"{printable(partner.get('layer', ''))}{unit}"
+
+
+def _spectra(spectra: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("", ("largest", "right"), "", ("smallest", "right"))
+    for spectrum in spectra:
+        values = spectrum["values"] or [0.0]
+        top = max(values) or 1.0
+        bars = "".join(_BARS[round(max(v, 0) / top * (len(_BARS) - 1))] for v in values)
+        table.add_row(printable(spectrum["title"]), number(max(values)), bars, number(min(values)))
+    return table
+
+
+def _words(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for row in rows:
+        where = ", ".join(f"{printable(k)} {printable(v)}" for k, v in row["where"].items())
+        table.add_row(Text(where, style="dim"), Text("  ".join(map(printable, row["words"]))))
+    return table
+
+
+def _pages(names: Sequence[str], width: int) -> list[list[str]]:
+    """As many columns a table as the terminal is wide."""
+    fit = max(1, (width - 6) // _COLUMN)
+    return [list(names[i : i + fit]) for i in range(0, len(names), fit)]
+
+
+def _head_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
+    table = _table(("head", "right"), *((name.replace("_", " "), "right") for name in names))
+    for row in rows:
+        found = {reading["metric"]: reading for reading in row["metrics"]}
+        table.add_row(str(row["head"]), *(_cell(found[name]) for name in names))
+    return table
+
+
+def _nearest_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
+    table = _table(("head", "right"), *(name.replace("_", " ") for name in names))
+    for row in rows:
+        found = [row["nearest"].get(name) for name in names]
+        table.add_row(str(row["head"]), *(_cell(r, _who(r) if r else "") for r in found))
+    return table
+
+
+def catalogue(entries: Sequence[Mapping[str, Any]]) -> Table:
+    """All metrics, a line each."""
+    table = _table("name", "formula", "range", "what")
+    for entry in entries:
+        name = Text(entry["name"], style="" if entry["default"] else "dim")
+        table.add_row(name, entry["formula"], entry["range"], entry["title"])
+    return table
+
+
+def catalogue_entry(entry: Mapping[str, Any]) -> RenderableType:
+    """One metric in full."""
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    for key in ("formula", "dims", "range", "unit", "null", "invariant", "needs", "reference"):
+        value = entry[key] if isinstance(entry[key], str) else ", ".join(entry[key])
+        if value:
+            facts.add_row(Text(key, style="dim"), Text(value))
+    for option, default in entry["options"].items():
+        facts.add_row(Text("option", style="dim"), Text(f"{option} (default {default})"))
+    heading = Rule(Text(f"{entry['name']}  {entry['title']}", style="bold"), align="left")
+    return Group(heading, facts, Text(f"\n{_prose(entry['doc'])}"))
+
+
+def _prose(doc: str) -> str:
+    """A docstring as running text: its examples left out, its lines joined."""
+    paragraphs = [p for p in doc.split("\n\n") if not p.lstrip().startswith(">>>")]
+    return "\n\n".join(p if "\n " in p else p.replace("\n", " ") for p in paragraphs)
