@@ -11,6 +11,10 @@ from torch import Tensor
 from headmix import linalg
 
 
+class NotApplicable(Exception):
+    """What was asked has no meaning for this layer or model; the message says why."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Heads:
     """The weights of one attention layer per head, checked on construction.
@@ -111,7 +115,7 @@ class Heads:
 
     @property
     def n_kv_heads(self) -> int:
-        return 1 + max(self.kv_of_head)
+        return 1 + max(self.kv_of_head or ())
 
     @property
     def d_head(self) -> int:
@@ -126,11 +130,6 @@ class Heads:
     def kv_index(self) -> Tensor:
         """``kv_of_head`` as an index tensor ``[head]``, on the weights' device."""
         return torch.tensor(self.kv_of_head, device=self.W_O.device)
-
-    @cached_property
-    def W_V_of_head(self) -> Float[Tensor, "head d_in d_head"] | None:
-        """W_V expanded to one matrix a query head."""
-        return None if self.W_V is None else self.W_V[self.kv_index]
 
     @cached_property
     def write_basis(self) -> linalg.Basis:
@@ -153,21 +152,30 @@ class Heads:
         """W_O in coordinates of its own basis: ``W_O[h] = write_factor[h] @ write_basis.Q[h]``."""
         return self.W_O @ self.write_basis.Q.mT
 
+    @property
+    def values(self) -> Float[Tensor, "kv_head d_in d_head"]:
+        """W_V, for what means nothing without it.
+
+        Raises:
+            NotApplicable: this layer has none.
+        """
+        if self.W_V is None:
+            raise NotApplicable("values are not linear in what the layer reads: there is no W_V")
+        return self.W_V
+
     @cached_property
-    def value_factor(self) -> Float[Tensor, "head k d_head"] | None:
+    def value_factor(self) -> Float[Tensor, "head k d_head"]:
         """``R_V`` of the QR factorisation ``W_V^h = Q R_V``: W_V up to a rotation of its input."""
-        return None if self.W_V is None else linalg.triangular_factor(self.W_V)[self.kv_index]
+        return linalg.triangular_factor(self.values)[self.kv_index]
 
     @cached_property
-    def ov_reader(self) -> Float[Tensor, "head d_in k"] | None:
+    def ov_reader(self) -> Float[Tensor, "head d_in k"]:
         """W_V in a gauge that makes W_O orthonormal: ``M_h = ov_reader[h] @ write_basis.Q[h]``."""
-        return None if self.W_V is None else self.W_V[self.kv_index] @ self.write_factor
+        return self.values[self.kv_index] @ self.write_factor
 
     @cached_property
-    def ov_singular_values(self) -> Float[Tensor, "head singular"] | None:
+    def ov_singular_values(self) -> Float[Tensor, "head singular"]:
         """Singular values of ``M_h = W_V W_O``, descending, from [d_head, d_head] factors."""
-        if self.value_factor is None:
-            return None
         return linalg.singular_values(self.value_factor @ self.write_factor)
 
     def nonfinite(self) -> str | None:

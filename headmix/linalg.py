@@ -8,7 +8,7 @@ half-precision decompositions worth trusting: convert first.
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 
 
@@ -46,6 +46,11 @@ def eigenvalues_symmetric(A: Float[Tensor, "*block n n"]) -> Float[Tensor, "*blo
     return _decompose(torch.linalg.eigvalsh, A)
 
 
+def eigenvalues(A: Float[Tensor, "*block n n"]) -> Complex[Tensor, "*block n"]:
+    """Eigenvalues of a general square matrix, in no order."""
+    return _decompose(torch.linalg.eigvals, A)
+
+
 def _decompose(function, A):
     """Run a LAPACK routine; retry once in float64 on the CPU before giving up by name."""
     if A.dtype not in (torch.float32, torch.float64):
@@ -61,7 +66,7 @@ def _decompose(function, A):
     except torch.linalg.LinAlgError as error:
         raise LinalgError(f"no convergence for shape {tuple(A.shape)}, also in float64") from error
     if isinstance(result, Tensor):
-        return result.to(A)
+        return result.to(A.device, A.dtype.to_complex() if result.is_complex() else A.dtype)
     return tuple(part.to(A) for part in result)
 
 

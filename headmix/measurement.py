@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from headmix import __version__
 from headmix.heads import Heads
 from headmix.linalg import LinalgError
 from headmix.model import AttentionModel
-from headmix.registry import Metric, NotApplicable, catalogue
+from headmix.registry import LABELS, Metric, NotApplicable, catalogue
 from headmix.sources import load
 
 #: Results of this layout; raised when older readers could misread them.
@@ -56,6 +57,7 @@ def measure(
     names = [model.layer_name(n) for n in layers] if layers is not None else model.layers
     torch.manual_seed(seed)
 
+    fetch = _Fetch(model)
     collected = _Collected(chosen)
     whole_model = [m for m in chosen if "layers" in m.needs]
     kept: list[Heads] = []
@@ -63,6 +65,9 @@ def measure(
     for done, name in enumerate(names):
         if progress:
             progress(name, done, total)
+        if name in model.refused:
+            collected.refuse(name, model.refused[name])
+            continue
         heads = model.heads(name)
         collected.begin(heads, model.sites[name].notes)
         if (bad := heads.nonfinite()) is not None:
@@ -70,7 +75,7 @@ def measure(
             continue
         for metric in chosen:
             if metric not in whole_model:
-                collected.run(metric, name, lambda need, n=name, h=heads: _fetch(need, n, h, model))
+                collected.run(metric, name, partial(fetch, name, heads))
         if whole_model:
             kept.append(heads)
     for metric in whole_model:
@@ -94,11 +99,17 @@ def _chosen_metrics(names: Iterable[str] | None) -> list[Metric]:
     return [known[n] for n in names]
 
 
-def _fetch(need: str, layer: str, heads: Heads, model: AttentionModel) -> Any:
-    """What a metric asks for by parameter name."""
-    if need == "heads":
-        return heads
-    return model.vocabulary() if need == "vocabulary" else model.reads(layer)
+class _Fetch:
+    """What a metric asks for by parameter name; the vocabulary is read once, reads once a layer."""
+
+    def __init__(self, model: AttentionModel) -> None:
+        self.vocabulary = cache(model.vocabulary)
+        self.reads = lru_cache(maxsize=1)(model.reads)
+
+    def __call__(self, layer: str, heads: Heads, need: str) -> Any:
+        if need == "heads":
+            return heads
+        return self.vocabulary() if need == "vocabulary" else self.reads(layer)
 
 
 def _provenance(model: AttentionModel, seed: int) -> dict[str, str]:
@@ -122,8 +133,14 @@ class _Collected:
         self.shapes: dict[str, dict[str, Any]] = {}
         self.notes: dict[str, tuple[str, ...]] = {}
         self.invalid: dict[str, str] = {}
-        self.values: dict[str, dict[str, tuple[np.ndarray, Any, Any]]] = {}
+        self.values: dict[str, dict[str, tuple[Any, Any, Any]]] = {}
         self.skipped: dict[str, dict[str, str]] = {}
+
+    def refuse(self, layer: str, reason: str) -> None:
+        """A layer whose heads are not known keeps its place, empty."""
+        self.shapes[layer] = {"d_head": 0, "d_model": 0, "kv_of_head": np.array([], int)}
+        self.notes[layer] = ()
+        self.invalid[layer] = reason
 
     def begin(self, heads: Heads, notes: tuple[str, ...]) -> None:
         self.shapes[heads.layer] = {
@@ -148,7 +165,9 @@ class _Collected:
         per_layer = {
             "d_head": ("layer", [s["d_head"] for s in self.shapes.values()]),
             "d_model": ("layer", [s["d_model"] for s in self.shapes.values()]),
-            "kv_of_head": self._stack(("head",), {n: s["kv_of_head"] for n, s in self.shapes.items()}),
+            "kv_of_head": self._stack(
+                ("head",), {n: s["kv_of_head"] for n, s in self.shapes.items()}
+            ),
             "valid": ("layer", [n not in self.invalid for n in layers]),
             "invalid_reason": ("layer", [self.invalid.get(n, "") for n in layers]),
         }
@@ -158,9 +177,10 @@ class _Collected:
                 ds[metric.name + suffix] = variable
             if metric.name in ds:
                 ds[metric.name].attrs = _describe(metric)
-        for dim in ds.dims:
+        labels = LABELS | {"layer_b": layers}
+        for dim in map(str, ds.dims):
             if dim not in ds.coords:
-                ds = ds.assign_coords({dim: np.arange(ds.sizes[dim])})
+                ds = ds.assign_coords({dim: list(labels.get(dim, range(ds.sizes[dim])))})
         ds.attrs["skipped"] = json.dumps(self.skipped)
         ds.attrs["notes"] = json.dumps({n: v for n, v in self.notes.items() if v})
         return ds
@@ -202,7 +222,8 @@ class _Collected:
         out = np.full([len(self.shapes), *shape], blank, object if blank == "" else some.dtype)
         for i, layer in enumerate(self.shapes):
             if layer in arrays:
-                out[(i, *(slice(n) for n in arrays[layer].shape))] = arrays[layer]
+                where: tuple[int | slice, ...] = (i, *(slice(n) for n in arrays[layer].shape))
+                out[where] = arrays[layer]
         return xr.Variable(("layer", *dims), out)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from jaxtyping import Float
 from torch import Tensor
@@ -30,6 +31,11 @@ class Vocabulary:
                 f"W_E {list(self.W_E.shape)} and W_U {list(self.W_U.shape)} must be each other's "
                 "transpose in shape"
             )
+
+    @cached_property
+    def token_gram(self) -> Float[Tensor, "d_model d_model"]:
+        """``W_U W_E``: from what is written to the stream, over all tokens, back into it."""
+        return self.W_U @ self.W_E
 
 
 @dataclass(frozen=True, eq=False)

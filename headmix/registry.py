@@ -7,6 +7,7 @@ from math import pi
 from typing import Any
 
 from headmix.heads import Heads
+from headmix.heads import NotApplicable as NotApplicable  # a metric raises it: found here too
 
 #: What a metric may ask for, by parameter name. ``measure`` fills these in.
 NEEDS = {
@@ -25,12 +26,11 @@ TRANSFORMATIONS = {
 }
 
 
+#: Names of the places along axes that are not counted.
+LABELS = {"side": ("read", "write"), "sign": ("+", "−")}
+
 #: A bound of a metric's range: a number, or a symbol that ``Metric.bounds`` fills in.
 Bound = int | float | str
-
-
-class NotApplicable(Exception):
-    """The metric has no meaning for this layer or model; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
