@@ -3,6 +3,7 @@
 Nothing here knows a metric by name: where one shows up follows from the shape of its result.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,18 @@ NEAREST, SHOWN = 5, 64
 Card = dict[str, Any]
 #: Where in the Dataset: layer, head and kv_head by label.
 Place = Mapping[str, Any]
+
+
+def summary(ds: xr.Dataset) -> Card:
+    """What a run holds, and what it had to leave out and why."""
+    invalid = ds.invalid_reason.values[~ds.valid.values], ds.layer.values[~ds.valid.values]
+    return {
+        "model": ds.attrs.get("model", ""),
+        "layers": [str(name) for name in ds.layer.values],
+        "metrics": metric_names(ds),
+        "invalid": {str(name): str(reason) for reason, name in zip(*invalid, strict=True)},
+        "skipped": json.loads(ds.attrs.get("skipped", "{}")),
+    }
 
 
 def layer_card(ds: xr.Dataset, layer: str | int) -> Card:

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -17,33 +17,30 @@ from headmix import terminal
 from headmix.options import (
     FAILED,
     LayerList,
+    Loading,
     Measuring,
     Model,
     ModelOrRun,
-    Reading,
     Talk,
     command,
     layer_list,
 )
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 _HELP = """
 What does the attention output projection do with the heads?
 
-headmix takes W_O apart into one block a head and measures redundancy, overlap and mixing for every
-head, pair and layer, each number beside its null.
+headmix takes W_O apart into one block a head and measures redundancy, overlap and mixing \
+for every head, pair and layer, each number beside its null.
 
 \b
 [bold]Examples[/bold]
-  headmix report demo                         [dim]a small BERT: measure, write a page[/dim]
-  headmix report gpt2 --out gpt2.html         [dim]any model of the hub[/dim]
-  headmix measure ./my-model --out run.nc     [dim]keep the numbers (opens in xarray)[/dim]
-  headmix inspect run.nc --layer 3            [dim]one layer, as a table[/dim]
-  headmix inspect run.nc --layer 3 --head 5   [dim]one head, as a card[/dim]
-  headmix verify gpt2                         [dim]does the split into heads hold?[/dim]
-  headmix metrics projection_kernel           [dim]formula, null, range, reference[/dim]
+  headmix report demo                        [dim]measure a small BERT[/dim]
+  headmix report gpt2 --out gpt2.html        [dim]any model of the hub[/dim]
+  headmix measure ./my-model --out run.nc    [dim]keep the numbers[/dim]
+  headmix inspect run.nc --layer 3           [dim]one layer, as a table[/dim]
+  headmix inspect run.nc --layer 3 --head 5  [dim]one head, as a card[/dim]
+  headmix verify gpt2                        [dim]is the split into heads right?[/dim]
+  headmix metrics projection_kernel          [dim]formula, null, reference[/dim]
 """
 
 app = typer.Typer(
@@ -70,7 +67,7 @@ def _top(
 @command(app)
 def report(
     model: ModelOrRun,
-    reading: Reading,
+    loading: Loading,
     measuring: Measuring,
     talk: Talk,
     out: Annotated[
@@ -79,15 +76,21 @@ def report(
 ) -> None:
     """Measure a model, or take a finished run, and write one page that works offline."""
     out = _writable(out or Path(f"headmix-{_slug(model)}.html"))
-    ds = _run(model, reading, measuring, talk)
+    ds = _run(model, loading, measuring, talk)
     hm.report(ds, out)
-    _say(talk, {"report": str(out), "bytes": out.stat().st_size} | _summary(ds), f"Report: {out}")
+    from headmix import cards
+
+    _say(
+        talk,
+        {"report": str(out), "bytes": out.stat().st_size} | cards.summary(ds),
+        f"Report: {out}",
+    )
 
 
 @command(app)
 def measure(
     model: Model,
-    reading: Reading,
+    loading: Loading,
     measuring: Measuring,
     talk: Talk,
     out: Annotated[
@@ -106,7 +109,7 @@ def measure(
         out = Path(f"headmix-{_slug(model)}.nc")
     if out is not None:
         _writable(out)
-    ds = _run(model, reading, measuring, talk)
+    ds = _run(model, loading, measuring, talk)
     if out is not None:
         hm.save(ds, out)
     _say(talk, ds.to_dict() if talk.json else {}, f"Results: {out}")
@@ -115,7 +118,7 @@ def measure(
 @command(app)
 def inspect(
     model: ModelOrRun,
-    reading: Reading,
+    loading: Loading,
     measuring: Measuring,
     talk: Talk,
     layer: Annotated[str, typer.Option(help="Name or position.", show_default=False)],
@@ -127,7 +130,7 @@ def inspect(
     """
     from headmix import cards
 
-    ds = _run(model, reading, measuring, talk, layer)
+    ds = _run(model, loading, measuring, talk, layer)
     if head is None:
         card = cards.layer_card(ds, layer)
         _say(talk, card, terminal.layer_card(card, Console().width))
@@ -138,7 +141,7 @@ def inspect(
 
 @command(app)
 def verify(
-    reading: Reading,
+    loading: Loading,
     talk: Talk,
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="As in 'measure'.", show_default=False)
@@ -156,13 +159,13 @@ def verify(
     if listed:
         from headmix import architectures
 
-        rows = architectures.table()
+        rows = [asdict(row) for row in architectures.table()]
         return _say(talk, rows, terminal.rows_table(rows))
     if model is None:
         raise ValueError("verify needs a MODEL, or --list for the table of architectures")
     with talk.progress() as progress:
-        progress(f"reading {model}", 0, 0)
-        loaded = hm.load(model, **reading.load_options())
+        progress(f"loading {model}", 0, 0)
+        loaded = hm.load(model, **loading.load_options())
         check = hm.verify(loaded, layers=layer_list(layers), progress=progress)
     rows = [asdict(row) for row in check.rows]
     verdict = "Both laws hold." if check.ok else "A law failed."
@@ -190,14 +193,14 @@ def metrics(
 
 
 def _run(
-    model: str, reading: Reading, measuring: Measuring, talk: Talk, layer: str | None = None
-) -> "xr.Dataset":
+    model: str, loading: Loading, measuring: Measuring, talk: Talk, layer: str | None = None
+) -> Any:
     """The Dataset of a finished run, or of one made now; ``layer`` must exist before the work."""
     if model.endswith(".nc"):
         return hm.open_results(model)
     with talk.progress() as progress:
-        progress(f"reading {model}", 0, 0)
-        loaded = hm.load(model, **reading.load_options())
+        progress(f"loading {model}", 0, 0)
+        loaded = hm.load(model, **loading.load_options())
         if layer is not None:
             loaded.layer_name(layer)
         return hm.measure(loaded, progress=progress, **measuring.measure_options())
@@ -222,19 +225,6 @@ def _entry(metric: Any) -> dict[str, Any]:
         "reference": metric.reference,
         "doc": python.getdoc(metric.function) or "",
     }
-
-
-def _summary(ds: "xr.Dataset") -> dict[str, Any]:
-    from headmix.shapes import metric_names
-
-    return {
-        "model": ds.attrs.get("model", ""),
-        "layers": [str(n) for n in ds.layer.values],
-        "metrics": metric_names(ds),
-        "invalid": {str(n): str(ds.invalid_reason.sel(layer=n).item()) for n in ds.layer.values
-                    if not bool(ds.valid.sel(layer=n))},
-        "skipped": json_format.loads(ds.attrs.get("skipped", "{}")),
-    }  # fmt: skip
 
 
 def _writable(out: Path) -> Path:

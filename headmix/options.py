@@ -1,18 +1,19 @@
 """What the commands have in common: groups of options, and how they fail."""
 
 import inspect
+import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any
 
 import typer
 
-from headmix.terminal import printable, progress
+from headmix.terminal import Progress, printable, progress
 
 #: Exit codes: a law or a check failed; the input cannot be used.
 FAILED, UNUSABLE = 1, 2
@@ -42,29 +43,29 @@ def _option(help: str, panel: str, metavar: str | None = None, *names: str) -> A
 
 
 @dataclass(frozen=True)
-class Reading:
+class Loading:
     """How the model is read: what ``load`` takes."""
 
     revision: Annotated[
-        str | None, _option("Branch, tag or commit of a hub model.", "Reading", "REV")
+        str | None, _option("Branch, tag or commit of a hub model.", "Loading", "REV")
     ] = None
     dtype: Annotated[
-        str | None, _option("float32 or float64; default float32.", "Reading", "NAME")
+        str | None, _option("float32 or float64; default float32.", "Loading", "NAME")
     ] = None
-    device: Annotated[str | None, _option("cpu, cuda, …; default cpu.", "Reading", "NAME")] = None
+    device: Annotated[str | None, _option("cpu, cuda, …; default cpu.", "Loading", "NAME")] = None
     weights_only: Annotated[
         bool,
-        _option("Read the checkpoint a layer at a time; never build the model.", "Reading", None,
+        _option("Read the checkpoint a layer at a time; never build the model.", "Loading", None,
                 "--weights-only"),
     ] = False  # fmt: skip
     trust_remote_code: Annotated[
         bool,
-        _option("Run code that the model brings along. Off unless you say so.", "Reading", None,
+        _option("Run code that the model brings along. Off unless you say so.", "Loading", None,
                 "--trust-remote-code"),
     ] = False  # fmt: skip
     allow_pickle: Annotated[
         bool,
-        _option("Accept pickle checkpoints (tensors only).", "Reading", None, "--allow-pickle"),
+        _option("Accept pickle checkpoints (tensors only).", "Loading", None, "--allow-pickle"),
     ] = False
 
     def load_options(self) -> dict[str, Any]:
@@ -109,8 +110,16 @@ class Talk:
         bool, _option("Show where an error comes from.", "Output", None, "--debug")
     ] = False
 
-    def progress(self) -> Any:
-        return progress(shown=not self.quiet)
+    def progress(self) -> AbstractContextManager[Progress]:
+        """Progress on stderr, headmix's own and that of the libraries below it, if wanted.
+
+        The libraries read these variables when they are imported, which is later.
+        """
+        shown = not self.quiet and sys.stderr.isatty()
+        if not shown:
+            os.environ["TQDM_DISABLE"] = "1"
+        os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # what fails is said once, at the end
+        return progress(shown)
 
 
 def command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -122,7 +131,7 @@ def command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., N
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function)
-        groups = {
+        groups: dict[str, Any] = {
             n: p.annotation for n, p in signature.parameters.items() if is_dataclass(p.annotation)
         }
 
@@ -133,21 +142,29 @@ def command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., N
             with _one_line(given["talk"].debug):
                 function(**given)
 
-        kept = [p for n, p in signature.parameters.items() if n not in groups]
-        kept += [
-            inspect.Parameter(
-                f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
-            )
-            for group in groups.values()
-            for f in fields(group)
-        ]
-        flat = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept]
-        run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in flat}
-        app.command()(run)
+        parameters = _flat(signature.parameters.values())
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        app.command(help=_flowing(function))(run)
         return function
 
     return register
+
+
+def _flat(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Groups replaced by their fields, last; all by keyword, so that defaults may come anywhere."""
+    flat = []
+    for p in sorted(parameters, key=lambda p: is_dataclass(p.annotation)):
+        options = fields(p.annotation) if is_dataclass(p.annotation) else []
+        flat += [p.replace(name=f.name, default=f.default, annotation=f.type) for f in options]
+        flat += [] if options else [p]
+    return [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in flat]
+
+
+def _flowing(function: Callable[..., None]) -> str:
+    """A docstring with its lines joined, so that a terminal of any width can break them."""
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """How results look in a terminal: cards, tables and progress, drawn with rich."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,13 +9,13 @@ from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     ProgressColumn,
     SpinnerColumn,
     Task,
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as Bar
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +29,9 @@ NULL_CAVEAT = (
 )
 _BARS = "▁▂▃▄▅▆▇█"
 _COLUMN = 14
+
+#: Called with (what, done, total); a total of 0 is unknown.
+Progress = Callable[[str, int, int], None]
 
 
 def printable(text: object) -> str:
@@ -111,15 +114,11 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 @contextmanager
-def progress(shown: bool) -> Iterator[Any]:
-    """A ``progress(what, done, total)`` that draws on stderr once work has lasted two seconds.
-
-    Nothing is drawn where ``shown`` is false or stderr is not a terminal.
-    """
-    console = Console(stderr=True)
-    bar = Progress(
+def progress(shown: bool) -> Iterator[Progress]:
+    """A ``progress(what, done, total)`` that draws on stderr once work has lasted two seconds."""
+    bar = Bar(
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        _Rate(), TimeRemainingColumn(), console=console, transient=True,
+        _Rate(), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
     )  # fmt: skip
     task = bar.add_task("starting", total=None)
 
@@ -128,7 +127,7 @@ def progress(shown: bool) -> Iterator[Any]:
 
     timer = threading.Timer(PATIENCE_S, bar.start)
     timer.daemon = True
-    if shown and console.is_terminal:
+    if shown:
         timer.start()
     try:
         yield report
@@ -136,7 +135,8 @@ def progress(shown: bool) -> Iterator[Any]:
         timer.cancel()
         if timer.is_alive():  # it may be about to start the bar
             timer.join()
-        bar.stop()
+        if bar.live.is_started:  # stopping one that never started prints an empty line
+            bar.stop()
 
 
 class _Rate(ProgressColumn):
