@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from headmix.heads import Heads
 from headmix.layouts import Attention, Layout, Projection, Shapes, find_attention
 from headmix.model import AttentionModel, Watcher
+from headmix.sources.assembly import build_heads, streams_of
 
 
 class UnreadableWeight(ValueError):
@@ -72,38 +73,27 @@ class ModuleSite:
     dtype: torch.dtype = torch.float32
     processing: str = "raw"
     streams: tuple[str, str] = ("residual", "residual")
-    values_are_linear: bool = True
+    values: str = "exact"
     notes: tuple[str, ...] = ()
 
     def _module(self, projection: Projection) -> nn.Module:
         return self.root.get_submodule(projection.path)
 
-    def _weights(self, projection: Projection | None) -> Float[Tensor, "head feature in"] | None:
-        if projection is None:
-            return None
-        weight = read_weight(self._module(projection), projection.path, self.dtype)
-        return weight[projection.features]
+    def _weight(self, path: str) -> Tensor:
+        return read_weight(self.root.get_submodule(path), path, self.dtype)
+
+    def _bias(self, path: str) -> Tensor | None:
+        bias = getattr(self.root.get_submodule(path), "bias", None)
+        return None if bias is None else bias.detach().to("cpu", self.dtype)
 
     def heads(self) -> Heads:
-        a = self.attention
-        o = self._module(a.o)
-        W_O = read_weight(o, a.o.path, self.dtype).T[a.o.features]
-        W_Q, W_K = self._weights(a.q), self._weights(a.k)
-        W_V = self._weights(a.v) if self.values_are_linear else None
-        b_V = getattr(self._module(a.v), "bias", None) if self.values_are_linear else None
-        b_O = getattr(o, "bias", None)
-        return Heads(
-            W_O=W_O,
-            W_V=None if W_V is None else W_V.mT.contiguous(),
-            W_Q=None if W_Q is None else W_Q.mT.contiguous(),
-            W_K=None if W_K is None else W_K.mT.contiguous(),
-            b_V=None if b_V is None else b_V.detach().to("cpu", self.dtype)[a.v.features],
-            b_O=None if b_O is None else b_O.detach().to("cpu", self.dtype),
-            kv_of_head=[h * a.n_kv_heads // a.n_heads for h in range(a.n_heads)],
-            layer=a.name,
+        return build_heads(
+            self.attention,
+            self._weight,
+            self._bias,
+            streams=self.streams,
+            values=self.values,
             processing=self.processing,
-            stream=self.streams[0],
-            kv_stream=self.streams[1],
         )
 
     @contextmanager
@@ -168,24 +158,17 @@ def find_sites(
     *,
     layout: Layout | None = None,
     model_type: str = "",
+    order: str | None = None,
     dtype: torch.dtype = torch.float32,
     processing: str = "raw",
 ) -> Mapping[str, ModuleSite]:
     """The attention layers of a live module whose projections are modules of their own."""
     found = find_attention(
-        weight_shapes(root), head_lookup(root), layout=layout, model_type=model_type
+        weight_shapes(root), head_lookup(root), layout=layout, model_type=model_type, order=order
     )
     return {
-        a.name: ModuleSite(a, root, dtype, processing, streams=_streams(a)) for a in found
+        a.name: ModuleSite(a, root, dtype, processing, streams=streams_of(a)) for a in found
     }
-
-
-def _streams(a: Attention) -> tuple[str, str]:
-    """Which residual stream a layer's queries read, and which its keys and values read."""
-    tower = a.name.rpartition(".L")[0] or "residual"
-    if a.layout.order == "latent":
-        return tower, f"{tower}.latent"
-    return (tower, "encoder") if a.cross else (tower, tower)
 
 
 def from_module(
