@@ -4,7 +4,7 @@ Nothing here knows a metric by name: where one shows up follows from the shape o
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ import xarray as xr
 
 from headmix.shapes import Measured, metric_names, shape_of
 
-#: How many partners a ranking lists, and how many numbers of a spectrum a card shows.
-NEAREST, SHOWN = 5, 64
+#: How many partners a ranking lists.
+NEAREST = 5
 
 Card = dict[str, Any]
 #: Where in the Dataset: layer, head and kv_head by label.
@@ -155,10 +155,8 @@ def _rankings(ds: xr.Dataset, shape: str, here: Place) -> list[Card]:
         partners = []
         for index in zip(*np.unravel_index(order, values.shape), strict=True):
             if np.isfinite(values.values[index]):
-                who = {
-                    str(dim).removesuffix("_b"): values[dim].values[i].item()
-                    for dim, i in zip(values.dims, index, strict=True)
-                }
+                where = _labels(values, values.dims, index)
+                who = {dim.removesuffix("_b"): label for dim, label in where.items()}
                 partners.append(who | _reading(measured, index))
         if partners:
             rankings.append(about | {"partners": partners})
@@ -169,10 +167,8 @@ def _spectra(ds: xr.Dataset, shape: str, here: Place) -> list[Card]:
     spectra = []
     for about, measured in _of_shape(ds, shape, here):
         values = measured.value.values
-        finite = values[np.isfinite(values)]
-        shown = finite[np.linspace(0, len(finite) - 1, min(SHOWN, len(finite))).round().astype(int)]
-        if len(finite):
-            spectra.append(about | {"n": len(finite), "values": [float(v) for v in shown]})
+        if finite := values[np.isfinite(values)].tolist():
+            spectra.append(about | {"values": finite})
     return spectra
 
 
@@ -185,9 +181,16 @@ def _words(ds: xr.Dataset, here: Place) -> list[Card]:
         words = ds[name].sel({dim: at for dim, at in here.items() if dim in ds[name].dims})
         rows = []
         for index in np.ndindex(words.shape[:-1]):
-            dims = zip(words.dims[:-1], index, strict=True)
-            where = {str(dim): words[dim].values[i].item() for dim, i in dims}
+            where = _labels(words, words.dims[:-1], index)
             if texts := [str(word) for word in words.values[index] if str(word)]:
                 rows.append({"where": where, "words": texts})
         found.append({"metric": name, "title": words.attrs["title"], "rows": rows})
     return found
+
+
+def _labels(
+    values: xr.DataArray, dims: Sequence[Hashable], index: tuple[int, ...]
+) -> dict[str, Any]:
+    """The labels of one position, by axis."""
+    at = zip(dims, index, strict=True)
+    return {str(dim): values[dim].values.tolist()[int(i)] for dim, i in at}

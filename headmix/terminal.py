@@ -28,6 +28,7 @@ NULL_CAVEAT = (
     "independent draws."
 )
 _BARS = "▁▂▃▄▅▆▇█"
+_LONGEST, _SHOWN = 24, 4
 _COLUMN = 14
 
 #: Called with (what, done, total); a total of 0 is unknown.
@@ -56,7 +57,7 @@ def head_card(card: Mapping[str, Any]) -> RenderableType:
     if card["metrics"]:
         parts += [_section("Measured"), _readings(card["metrics"])]
     for key, title in (
-        ("nearest", "Nearest heads in this layer"),
+        ("nearest", "Nearest heads in this layer (value, z_null)"),
         ("reads_from", "Composes with earlier heads (their output, this head's input)"),
         ("writes_to", "Composes with later heads (this head's output, their input)"),
     ):
@@ -205,19 +206,19 @@ def _z(reading: Mapping[str, Any]) -> str:
     return "" if reading["z_null"] is None else f"{reading['z_null']:+.1f}"
 
 
-def _cell(reading: Mapping[str, Any] | None, label: str = "") -> Text:
-    if reading is None:
-        return Text("–")
-    text = Text(f"{label} {number(reading['value'])}".strip())
-    return text.append(f" {_z(reading)}" if _z(reading) else "", style="dim")
+def _cell(reading: Mapping[str, Any]) -> Text:
+    """Value and z_null, short enough for eleven columns."""
+    value = "–" if reading["value"] is None else f"{reading['value']:.3g}"
+    return Text(value).append(f" {_z(reading)}" if _z(reading) else "", style="dim")
 
 
 def _rankings(rankings: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("by (value, z_null)")
-    for _ in range(max(len(r["partners"]) for r in rankings)):
-        table.add_column()
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
+    table.add_column(min_width=16)
+    for _ in range(_SHOWN):
+        table.add_column(min_width=11)
     for ranking in rankings:
-        cells = [_cell(partner, f"{_who(partner)}\n") for partner in ranking["partners"]]
+        cells = [Text(f"{_who(p)}\n").append_text(_cell(p)) for p in ranking["partners"][:_SHOWN]]
         table.add_row(printable(ranking["title"]), *cells)
     return table
 
@@ -231,11 +232,23 @@ def _who(partner: Mapping[str, Any]) -> str:
 def _spectra(spectra: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("", ("largest", "right"), "", ("smallest", "right"))
     for spectrum in spectra:
-        values = spectrum["values"] or [0.0]
-        top = max(values) or 1.0
-        bars = "".join(_BARS[round(max(v, 0) / top * (len(_BARS) - 1))] for v in values)
-        table.add_row(printable(spectrum["title"]), number(max(values)), bars, number(min(values)))
+        values = spectrum["values"]
+        table.add_row(
+            printable(spectrum["title"]), number(max(values)), _bars(values), number(min(values))
+        )
     return table
+
+
+def _bars(values: Sequence[float]) -> str:
+    """A spectrum as a row of bars, thinned evenly where it is long.
+
+    >>> _bars([4.0, 3.0, 2.0, 1.0])
+    '█▆▅▃'
+    """
+    n = min(len(values), _LONGEST)
+    thinned = [values[round(i * (len(values) - 1) / max(n - 1, 1))] for i in range(n)]
+    top = max(max(thinned), 0) or 1.0
+    return "".join(_BARS[round(max(v, 0) / top * (len(_BARS) - 1))] for v in thinned)
 
 
 def _words(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -264,7 +277,8 @@ def _nearest_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> T
     table = _table(("head", "right"), *(name.replace("_", " ") for name in names))
     for row in rows:
         found = [row["nearest"].get(name) for name in names]
-        table.add_row(str(row["head"]), *(_cell(r, _who(r) if r else "") for r in found))
+        cells = (Text(f"{_who(r)} ").append_text(_cell(r)) if r else "–" for r in found)
+        table.add_row(str(row["head"]), *cells)
     return table
 
 
