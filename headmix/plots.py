@@ -6,10 +6,18 @@ import xarray as xr
 
 from headmix.shapes import UNITS, Measured, metric_names, shape_of
 
-#: Blue below the null, orange above, no colour at it: told apart in every common colour blindness.
-DIVERGING = ["#123f73", "#2f6fae", "#86b4d8", "#f3f1ec", "#eeb07c", "#cf6a21", "#8a3a06"]
-#: Pale to blue, where there is no null to centre on.
-SEQUENTIAL = ["#f3f1ec", "#c3d7e8", "#86b4d8", "#2f6fae", "#123f73"]
+#: Diverging: blue below the null, orange above, no colour at it; told apart in every common
+#: colour blindness. Sequential: pale to blue, where there is no null to centre on.
+SCALES = {
+    "light": {
+        "diverging": ["#123f73", "#2f6fae", "#86b4d8", "#f3f1ec", "#eeb07c", "#cf6a21", "#8a3a06"],
+        "sequential": ["#f3f1ec", "#c3d7e8", "#86b4d8", "#2f6fae", "#123f73"],
+    },
+    "dark": {
+        "diverging": ["#a5d0ff", "#5b9bdc", "#2f5f92", "#24272c", "#8f4f1f", "#d9803a", "#ffc894"],
+        "sequential": ["#24272c", "#28486a", "#2f6fae", "#5b9bdc", "#a5d0ff"],
+    },
+}
 INK, MUTED, GRID, ACCENT = "#1d2126", "#5f6670", "#e3e0d9", "#1f5f9c"
 BAND = "rgba(120, 116, 106, 0.22)"
 
@@ -123,7 +131,7 @@ def _map(chosen: Measured, attrs: dict[str, str]) -> go.Figure:
         x=_labels(chosen.value[columns]),
         y=_labels(chosen.value[rows]),
         customdata=None if chosen.mean is None else chosen.mean.values,
-        colorscale=SEQUENTIAL if null is None else DIVERGING,
+        colorscale=SCALES["light"]["sequential" if null is None else "diverging"],
         zmid=null,
         xgap=1,
         ygap=1,

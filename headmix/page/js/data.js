@@ -1,0 +1,126 @@
+"use strict";
+
+/* The numbers: arrays with named axes, looked up by place. */
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+
+function decode(array) {
+  if (!array || array.words) return array;
+  const bytes = Uint8Array.from(atob(array.numbers), (c) => c.charCodeAt(0));
+  array.numbers = new Float32Array(bytes.buffer);
+  return array;
+}
+
+for (const metric of DATA.metrics) {
+  for (const part of ["value", "mean", "sd"]) metric[part] = decode(metric[part]);
+}
+
+/* One entry of an array: `at` gives the index along each axis, and may name axes it lacks. */
+function entry(array, at) {
+  let flat = 0;
+  array.dims.forEach((dim, i) => { flat = flat * array.shape[i] + at[dim]; });
+  return (array.words || array.numbers)[flat];
+}
+
+/* Value, null mean, null sd and distance from the null at one place; NaN where there is none. */
+function look(metric, at) {
+  const value = entry(metric.value, at);
+  const mean = metric.mean ? entry(metric.mean, at) : NaN;
+  const sd = metric.sd ? entry(metric.sd, at) : NaN;
+  return { at, value, mean, sd, z: sd > 0 ? (value - mean) / sd : NaN };
+}
+
+function size(metric, dim) {
+  const axis = metric.value.dims.indexOf(dim);
+  return axis < 0 ? 1 : metric.value.shape[axis];
+}
+
+function range(n) {
+  return Array.from({ length: n }, (_, i) => i);
+}
+
+/* Every place along some axes, the others held where `at` has them. */
+function places(metric, dims, at = {}) {
+  return dims.reduce(
+    (found, dim) => found.flatMap((place) => range(size(metric, dim)).map((i) => ({ ...place, [dim]: i }))),
+    [at],
+  );
+}
+
+/* The axis that counts heads: "head" or "kv_head". */
+function unit(metric) {
+  return metric.value.dims.find((dim) => dim === "head" || dim === "kv_head");
+}
+
+/* Which place along that axis belongs to a head: itself, or its KV head. */
+function unitOf(metric, layer, head) {
+  return unit(metric) === "kv_head" ? DATA.kv_of_head[layer][head] : head;
+}
+
+/* The head that a place along that axis stands for: the first of its KV group. */
+function headOf(metric, layer, place) {
+  return unit(metric) === "kv_head" ? Math.max(0, DATA.kv_of_head[layer].indexOf(place)) : place;
+}
+
+function isSelf(at) {
+  return ["head", "kv_head"].some((u) => u + "_b" in at && at[u] === at[u + "_b"] && !("layer_b" in at && at.layer !== at.layer_b));
+}
+
+/* All pairs that one head takes part in as the first, or across layers as either. */
+function partners(metric, layer, head) {
+  const u = unit(metric);
+  const own = unitOf(metric, layer, head);
+  const others = metric.shape === "cross" ? ["layer_b", u + "_b"] : [u + "_b"];
+  const from = places(metric, others, { layer, [u]: own });
+  const into = metric.shape === "cross"
+    ? places(metric, ["layer", u], { layer_b: layer, [u + "_b"]: own })
+    : [];
+  return [...from, ...into].filter((at) => !isSelf(at)).map((at) => look(metric, at)).filter((p) => !Number.isNaN(p.value));
+}
+
+/* One number for a head: as it is, or its pairs reduced to their mean or to their largest.
+   A mean or a largest has a spread of its own, so the null's sd does not apply to it. */
+function perHead(metric, layer, head, over) {
+  if (metric.shape === "map") return look(metric, { layer, [unit(metric)]: unitOf(metric, layer, head) });
+  const pairs = partners(metric, layer, head);
+  const mean = average(pairs.map((p) => p.mean));
+  const values = pairs.map((p) => p.value);
+  const value = over === "max" && pairs.length ? Math.max(...values) : average(values);
+  return { at: { layer, head }, value, mean, sd: NaN, z: NaN };
+}
+
+function average(numbers) {
+  return numbers.length ? numbers.reduce((a, b) => a + b, 0) / numbers.length : NaN;
+}
+
+function metricsOf(...shapes) {
+  return shapes.flatMap((shape) => DATA.metrics.filter((metric) => metric.shape === shape));
+}
+
+function named(name) {
+  return DATA.metrics.find((metric) => metric.name === name);
+}
+
+function headExists(layer, head) {
+  return DATA.kv_of_head.length === 0 || DATA.kv_of_head[layer][head] >= 0;
+}
+
+/* Names of places, in the field's shorthand: L3H5. */
+function placeName(at, end = "") {
+  const layer = DATA.layers[end && "layer_b" in at ? at.layer_b : at.layer];
+  if ("kv_head" + end in at) return `${layer}KV${at["kv_head" + end]}`;
+  return "head" + end in at ? `${layer}H${DATA.labels.head[at["head" + end]]}` : layer;
+}
+
+function number(value, digits = 4) {
+  if (value === undefined || Number.isNaN(value)) return "–";
+  const text = Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-4)
+    ? value.toExponential(2)
+    : String(Number(value.toPrecision(digits)));
+  return text.replace("-", "−");
+}
+
+function nullText({ mean, sd }) {
+  if (Number.isNaN(mean)) return "–";
+  return Number.isNaN(sd) ? number(mean) : `${number(mean)} ± ${number(sd, 2)}`;
+}

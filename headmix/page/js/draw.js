@@ -1,0 +1,165 @@
+/* Figures, one function a shape: grid, depth, curves. Each returns what plotly draws, and the same
+   numbers as a table. */
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+function theme() {
+  return document.documentElement.dataset.theme;
+}
+
+function scaleOf(kind) {
+  const colours = DATA.scales[theme()][kind];
+  return colours.map((c, i) => [i / (colours.length - 1), c]);
+}
+
+/* plotly takes a subset of HTML for markup; this is for text that must stay text. */
+function plain(text) {
+  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+}
+
+function quantity(metric) {
+  return plain(metric.unit ? `${metric.title} [${metric.unit}]` : metric.title);
+}
+
+function axis(title, labels, more = {}) {
+  const every = labels ? Math.ceil(labels.length / 24) : 1;
+  const ticks = labels
+    ? { tickmode: "array", tickvals: range(labels.length).filter((i) => i % every === 0), ticktext: labels.filter((_, i) => i % every === 0).map(plain) }
+    : {};
+  return {
+    title: { text: title, standoff: 10 }, gridcolor: colour("line"), linecolor: colour("line"), tickcolor: colour("line"),
+    ticks: "outside", ticklen: 4, zeroline: false, automargin: true, fixedrange: true, ...ticks, ...more,
+  };
+}
+
+function layout(height, more) {
+  return {
+    height, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: false, hovermode: "closest",
+    margin: { l: 56, r: 12, t: 12, b: 44 },
+    font: { family: colour("sans"), size: 12, color: colour("muted") },
+    hoverlabel: { bgcolor: colour("panel"), bordercolor: colour("line"), font: { color: colour("ink"), family: colour("sans"), size: 12 }, align: "left" },
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } },
+    showlegend: false, ...more,
+  };
+}
+
+function hover(where, metric, found) {
+  const lines = [`<b>${plain(where)}</b>`, `${quantity(metric)}  ${number(found.value)}`];
+  if (!Number.isNaN(found.mean)) lines.push(`null  ${nullText(found)}`);
+  if (!Number.isNaN(found.z)) lines.push(`z<sub>null</sub>  ${number(found.z, 3)}`);
+  return lines.join("<br>");
+}
+
+/* Colours for numbers: centred on the null, and saying so beside the bar. Where the null differs
+   from cell to cell, the cell's own null is taken off first. */
+function colouring(cells, show) {
+  const finite = cells.filter((c) => Number.isFinite(c[show]));
+  const nulls = show === "z" ? [0] : finite.map((c) => c.mean).filter((m) => !Number.isNaN(m));
+  const values = finite.map((c) => c[show]);
+  const bar = { thickness: 10, outlinewidth: 0, ticks: "outside", ticklen: 4, tickcolor: colour("line"), tickfont: { size: 11 }, xpad: 6 };
+  if (!finite.length || !nulls.length) {
+    return { shift: () => 0, colorscale: scaleOf("sequential"), colorbar: bar };
+  }
+  const varies = Math.max(...nulls) - Math.min(...nulls) > 1e-3 * Math.max(...nulls.map(Math.abs));
+  const shift = (c) => (varies ? c.mean : 0);
+  const middle = varies ? 0 : nulls[0];
+  const span = Math.max(...finite.map((c) => Math.abs(c[show] - shift(c) - middle)), 1e-12);
+  const low = Math.min(...values.map((v, i) => v - shift(finite[i])));
+  const name = show === "z" || !varies ? "null" : "null (0)";
+  bar.tickvals = [middle - span, middle - span / 2, middle, middle + span / 2, middle + span];
+  bar.ticktext = bar.tickvals.map((v, i) => (i === 2 ? `${number(middle, 3)} ${name}` : number(v, 3)));
+  return { shift, colorscale: scaleOf("diverging"), zmin: middle - span, zmax: middle + span, colorbar: bar, low };
+}
+
+/* Rows × columns of cells { value, mean, sd, z, where }. `ringed` is [row, column] or null. */
+function grid({ metric, cells, show = "value", rows, columns, rowTitle, columnTitle, ringed, upwards }) {
+  const colours = colouring(cells.flat(), show);
+  const height = Math.min(30, Math.max(14, 520 / rows.length)) * rows.length + 70;
+  const { shift, low, ...look } = colours;
+  const trace = {
+    type: "heatmap", z: cells.map((row) => row.map((c) => (Number.isFinite(c[show]) ? c[show] - shift(c) : null))),
+    text: cells.map((row) => row.map((c) => hover(c.where, metric, c))), hovertemplate: "%{text}<extra></extra>",
+    hoverongaps: false, xgap: 1.5, ygap: 1.5, ...look,
+  };
+  const shapes = ringed ? [{
+    type: "rect", x0: ringed[1] - 0.5, x1: ringed[1] + 0.5, y0: ringed[0] - 0.5, y1: ringed[0] + 0.5,
+    line: { color: colour("ink"), width: 2 },
+  }] : [];
+  return {
+    traces: [trace],
+    layout: layout(height, {
+      xaxis: axis(columnTitle, columns, { showgrid: false, range: [-0.5, columns.length - 0.5], showline: false }),
+      yaxis: axis(rowTitle, rows, { showgrid: false, showline: false, range: upwards ? [-0.5, rows.length - 0.5] : [rows.length - 0.5, -0.5] }),
+      shapes,
+    }),
+    table: () => table([`${rowTitle} \\ ${columnTitle}`, ...columns], cells.map((row, i) => [rows[i], ...row.map((c) => c[show])])),
+  };
+}
+
+function nullBand(x, nulls) {
+  if (nulls.every((c) => Number.isNaN(c.mean))) return [];
+  const traces = [];
+  if (nulls.every((c) => !Number.isNaN(c.sd))) {
+    const edge = { x, type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false };
+    traces.push({ ...edge, y: nulls.map((c) => c.mean - 2 * c.sd) });
+    traces.push({ ...edge, y: nulls.map((c) => c.mean + 2 * c.sd), fill: "tonexty", fillcolor: colour("band"), name: "null ± 2 sd", showlegend: true });
+  }
+  traces.push({ x, y: nulls.map((c) => c.mean), type: "scatter", mode: "lines", name: "null", line: { dash: "dash", width: 1.5, color: colour("muted") }, hoverinfo: "skip", showlegend: true });
+  return traces;
+}
+
+/* One position a layer: a line of means, dots of heads, the null. */
+function depthFigure({ metric, layers, means, dots, nulls, ringed }) {
+  const x = range(layers.length);
+  const traces = nullBand(x, nulls);
+  if (dots.length) {
+    traces.push({
+      type: "scatter", mode: "markers", name: "one head", showlegend: true, x: dots.map((d) => d.x), y: dots.map((d) => d.value),
+      text: dots.map((d) => hover(d.where, metric, d)), hovertemplate: "%{text}<extra></extra>",
+      marker: { size: 7, color: colour("accent"), opacity: 0.45, line: { width: 0 } },
+    });
+  }
+  traces.push({
+    type: "scatter", mode: "lines+markers", name: dots.length ? "mean over heads" : "layer", showlegend: true, x, y: means.map((m) => m.value),
+    text: means.map((m, i) => hover(layers[i], metric, m)), hovertemplate: "%{text}<extra></extra>",
+    line: { color: colour("accent"), width: 2 }, marker: { size: dots.length ? 1 : 7 },
+  });
+  if (ringed) {
+    traces.push({
+      type: "scatter", mode: "markers", name: "chosen head", showlegend: true, x: [ringed.x], y: [ringed.value], hoverinfo: "skip",
+      marker: { size: 13, symbol: "circle-open", color: colour("warm"), line: { width: 2.5 } },
+    });
+  }
+  return {
+    traces,
+    layout: layout(330, {
+      showlegend: true, margin: { l: 56, r: 12, t: 30, b: 44 },
+      xaxis: axis("layer", layers, { range: [-0.5, layers.length - 0.5], showgrid: false }), yaxis: axis(quantity(metric)),
+    }),
+    table: () => table(["layer", metric.title, "null ± sd", "z_null"], means.map((m, i) => [layers[i], m.value, nullText(nulls[i]), dots.length ? "–" : number(m.z, 3)])),
+  };
+}
+
+/* Curves { name, values, strong } over an axis of singular values or the like. */
+function curvesFigure({ metric, curves, along, nulls, log }) {
+  const x = range(nulls.length).map((i) => i + 1);
+  const several = curves.length > 1;
+  const traces = nullBand(x, nulls).map((trace) => ({ ...trace, showlegend: trace.showlegend }));
+  for (const curve of [...curves].sort((a, b) => a.strong - b.strong)) {
+    traces.push({
+      type: "scatter", mode: "lines", name: plain(curve.name), showlegend: curve.strong, x, y: curve.values,
+      line: { color: curve.strong && several ? colour("warm") : colour("accent"), width: curve.strong ? 2.5 : 1 }, opacity: curve.strong ? 1 : 0.45,
+      hovertemplate: `${plain(curve.name)} · ${plain(along)} %{x}<br>%{y:.4g}<extra></extra>`,
+    });
+  }
+  return {
+    traces,
+    layout: layout(340, {
+      showlegend: true, margin: { l: 56, r: 12, t: 30, b: 44 },
+      xaxis: axis(plain(along)), yaxis: axis(quantity(metric), null, log ? { type: "log", dtick: 1 } : { rangemode: "tozero" }),
+    }),
+    table: () => table([along, ...curves.map((c) => c.name), "null"], x.map((k, i) => [String(k), ...curves.map((c) => c.values[i]), nullText(nulls[i])])),
+  };
+}

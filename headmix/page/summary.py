@@ -1,0 +1,178 @@
+"""What the page says in words and tables, computed from the Dataset."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from headmix.shapes import UNITS, Measured, metric_names, shape_of
+
+_QUANTISED = re.compile(r"\bi?q[1-8]_\w+|\bnf4\b|\bint[48]\b|[48][- ]?bit|quanti[sz]ed", re.I)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric over the whole model, and the place furthest from its null."""
+
+    title: str
+    name: str
+    n: int
+    mean: float
+    null_mean: float | None
+    null_sd: float | None
+    beyond: float | None
+    place: str
+    link: str
+    value: float
+    z_null: float | None
+
+
+def rows(ds: xr.Dataset) -> list[Row]:
+    """A line for each numeric metric that counts heads, pairs or layers."""
+    kinds = {n: shape_of(ds[n]) for n in metric_names(ds)}
+    return [
+        row
+        for name, kind in kinds.items()
+        if kind in ("profile", "map", "matrix", "cross")
+        if (row := _row(ds, name)) is not None
+    ]
+
+
+def _row(ds: xr.Dataset, name: str) -> Row | None:
+    measured = Measured.of(ds, name).without_self()
+    value = measured.value
+    n = int(np.isfinite(value).sum())
+    if n == 0:
+        return None
+    distance = value if measured.mean is None else abs(value - measured.mean)
+    if (z := measured.z_null) is not None and np.isfinite(z).any():
+        distance = abs(z)
+    if not np.isfinite(distance).any():
+        return None
+    flat = int(np.nanargmax(distance.values))
+    at = dict(zip(value.dims, np.unravel_index(flat, value.shape), strict=True))
+    return Row(
+        title=ds[name].attrs["title"],
+        name=name,
+        n=n // 2 if shape_of(value) == "matrix" and _symmetric(value) else n,
+        mean=float(value.mean()),
+        null_mean=_mean(measured.mean, value),
+        null_sd=_mean(measured.sd, value),
+        beyond=None if z is None else float((abs(z.values[np.isfinite(z)]) > 2).mean()),
+        place=place(ds, at),
+        link=link(ds, at),
+        value=float(value.isel(at)),
+        z_null=None if z is None else float(z.isel(at)),
+    )
+
+
+def _mean(null: xr.DataArray | None, value: xr.DataArray) -> float | None:
+    """The null's mean over the places that have a value."""
+    return None if null is None else float(null.where(np.isfinite(value)).mean())
+
+
+def _symmetric(value: xr.DataArray) -> bool:
+    v = value.values
+    return bool(np.allclose(v, v.swapaxes(-1, -2), rtol=1e-4, atol=1e-6, equal_nan=True))
+
+
+def place(ds: xr.Dataset, at: dict[Any, Any]) -> str:
+    """Where in the model, in the field's shorthand: L3H5, or a pair of those."""
+    layers = [str(n) for n in ds.layer.values]
+    names = []
+    for end in ("", "_b"):
+        unit = next((u for u in UNITS if u + end in at), None)
+        layer = at.get("layer" + end, at["layer"])
+        if unit or not end:
+            number = "" if unit is None else f"{'H' if unit == 'head' else 'KV'}{at[unit + end]}"
+            names.append(layers[layer] + number)
+    return " – ".join(names)
+
+
+def link(ds: xr.Dataset, at: dict[Any, Any]) -> str:
+    """The fragment that selects this place on the page."""
+    from urllib.parse import urlencode
+
+    chosen = {"layer": str(ds.layer.values[at["layer"]])}
+    if "head" in at:
+        chosen["head"] = str(at["head"])
+    return "#" + urlencode(chosen)
+
+
+def quantised(ds: xr.Dataset) -> str | None:
+    """How the weights were quantised, where provenance or notes say so."""
+    found = _QUANTISED.search(ds.attrs.get("provenance", "") + ds.attrs.get("notes", ""))
+    return found[0] if found else None
+
+
+def facts(ds: xr.Dataset) -> list[tuple[str, str]]:
+    """The model's sizes and what was read, for the head of the page."""
+    found = [("layers", str(ds.sizes["layer"]))]
+    if "kv_of_head" in ds:
+        groups = ds.kv_of_head.values
+        found.append(("heads a layer", _span((groups >= 0).sum(-1))))
+        if (kv := groups.max(-1) + 1).tolist() != (groups >= 0).sum(-1).tolist():
+            found.append(("KV heads a layer", _span(kv)))
+    for name in ("d_head", "d_model"):
+        if name in ds:
+            found.append((name, _span(ds[name].values)))
+    return [*found, ("weights", ds.attrs.get("processing", "not said"))]
+
+
+def _span(values: Any) -> str:
+    low, high = int(np.min(values)), int(np.max(values))
+    return str(low) if low == high else f"{low} – {high}"
+
+
+def left_out(ds: xr.Dataset) -> list[tuple[str, str, str]]:
+    """(what, where, why) for layers that are invalid and metrics that were skipped."""
+    layers = [str(n) for n in ds.layer.values]
+    out = []
+    if "invalid_reason" in ds:
+        reasons = ds.invalid_reason.values
+        out = [("the whole layer", n, str(r)) for n, r in zip(layers, reasons, strict=True) if r]
+    for metric, by_layer in _json(ds, "skipped").items():
+        by_reason: dict[str, list[str]] = {}
+        for layer, reason in by_layer.items():
+            by_reason.setdefault(reason, []).append(layer)
+        out += [(metric, _where(ls, layers), reason) for reason, ls in by_reason.items()]
+    undrawn = [n for n in metric_names(ds) if shape_of(ds[n]) == "other"]
+    why = "no panel draws results of this shape; the numbers are in the results file"
+    return out + [(n, "dims " + ", ".join(map(str, ds[n].dims)), why) for n in undrawn]
+
+
+def notes(ds: xr.Dataset) -> list[tuple[str, str]]:
+    """(where, what) for each note about the layers, equal ones gathered."""
+    layers = [str(n) for n in ds.layer.values]
+    by_note: dict[str, list[str]] = {}
+    for layer, texts in _json(ds, "notes").items():
+        for text in texts:
+            by_note.setdefault(text, []).append(layer)
+    return [(_where(where, layers), text) for text, where in by_note.items()]
+
+
+def _where(some: list[str], layers: list[str]) -> str:
+    if some in ([""], layers):
+        return "all layers"
+    return ", ".join(some) if len(some) <= 6 else f"{', '.join(some[:5])} and {len(some) - 5} more"
+
+
+def provenance(ds: xr.Dataset) -> dict[str, str]:
+    """How these numbers came to be, flattened for a table."""
+    known = {"model": "model", "processing": "weights", "seed": "seed", "headmix_format": "format"}
+    own = {label: str(ds.attrs[name]) for name, label in known.items() if name in ds.attrs}
+    versions = ", ".join(f"{k} {v}" for k, v in _json(ds, "versions").items())
+    rest = {k: v for k, v in _json(ds, "provenance").items() if k not in own}
+    return own | {str(k): str(v) for k, v in rest.items()} | {"versions": versions}
+
+
+def _json(ds: xr.Dataset, name: str) -> dict[str, Any]:
+    """An attribute that holds a JSON object; empty where it is missing or not one."""
+    try:
+        found = json.loads(ds.attrs.get(name, "{}"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
