@@ -291,9 +291,12 @@ def joint_rank(heads: Heads) -> Float[Tensor, ""]:
     >>> joint_rank(Heads(torch.ones(3, 2, 8)))
     tensor(1.)
     """
-    sigma = heads.frame_eigenvalues.sqrt()
-    kept = sigma > linalg.tolerance(sigma, heads.n_heads * heads.d_head, heads.d_model)
-    return kept.sum().to(sigma.dtype)
+    eigen = heads.frame_eigenvalues
+    widest = max(heads.n_heads * heads.d_head, heads.d_model)
+    # eigenvalues of a Gram matrix in float64 are known to n·ε of the largest
+    known = widest * torch.finfo(torch.float64).eps * eigen[0]
+    zero = linalg.tolerance(eigen.sqrt(), widest, widest).square().clamp(min=float(known))
+    return (eigen > zero).sum().to(eigen.dtype)
 
 
 def _group_basis(heads: Heads) -> linalg.Basis:

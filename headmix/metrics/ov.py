@@ -240,6 +240,8 @@ def _need_one_stream(heads: Heads, vocabulary: Vocabulary) -> None:
             f"heads read {heads.values.shape[1]} and write {heads.d_model} dimensions, "
             f"token embeddings have {D}"
         )
+    if not heads.W_O.any():
+        raise NotApplicable("W_O is zero: no head writes anything")
 
 
 def _copying_score(A: Float[Tensor, "head d d"]) -> Float[Tensor, "head"]:
