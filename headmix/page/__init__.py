@@ -3,11 +3,11 @@
 import base64
 import gzip
 import hashlib
+import math
 import os
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import xarray as xr
@@ -18,6 +18,7 @@ from headmix.page import summary
 from headmix.page.findings import findings
 from headmix.page.glossary import glossary
 from headmix.page.payload import payload, script_json
+from headmix.registry import TRANSFORMATIONS
 
 #: In the order in which they build on each other; together they are the page's one script.
 _SCRIPTS = ("data.js", "dom.js", "draw.js", "panels.js", "card.js", "page.js")
@@ -56,6 +57,7 @@ def render(ds: xr.Dataset) -> str:
         left_out=summary.left_out(ds),
         notes=summary.notes(ds),
         glossary=glossary(ds),
+        transformations=TRANSFORMATIONS,
         provenance=summary.provenance(ds),
         data=script_json(payload(ds)),
         version=__version__,
@@ -107,10 +109,18 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["number"] = _number
+    environment.filters |= {"number": _number, "null": _null_text}
     return environment.from_string(_asset("template.html"))
 
 
-def _number(value: Any) -> str:
-    """Four significant digits; a dash where there is no number."""
-    return "–" if value is None or value != value else f"{value:.4g}".replace("-", "−")
+def _null_text(row: summary.Row) -> str:
+    """Mean ± sd, both to the second significant digit of the sd."""
+    if row.null_sd is None or row.null_mean is None or not row.null_sd > 0:
+        return _number(row.null_mean)
+    decimals = max(0, 1 - math.floor(math.log10(row.null_sd)))
+    return f"{row.null_mean:.{decimals}f} ± {row.null_sd:.{decimals}f}".replace("-", "−")
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    """Some significant digits; a dash where there is no number."""
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}g}".replace("-", "−")

@@ -1,6 +1,6 @@
 """A few sentences about metrics that the page knows by name, each with number, null and count."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,10 +38,10 @@ def _overlap(ds: xr.Dataset, row: Row) -> Finding | None:
         return None
     relation = _relation(row.mean, row.null_mean)
     return Finding(
-        f"Two heads of a layer share {row.mean:.1%} of their write directions on average "
+        f"The write subspaces of two heads of a layer overlap by {row.mean:.1%} on average "
         f"({row.n} pairs), {relation} the {row.null_mean:.1%} of random subspaces of the same "
         f"size (null sd {row.null_sd:.1%}). {row.beyond:.0%} of the pairs lie more than two null "
-        f"sd away; the furthest shares {row.value:.1%}.",
+        f"sd away from that; the furthest overlap by {row.value:.1%}.",
         row.link,
         row.place,
     )
@@ -93,7 +93,7 @@ def _copying(ds: xr.Dataset, row: Row) -> Finding | None:
         f"{int((finite > 0.5).sum())} of {row.n} heads tend to raise the logit of the tokens they "
         f"attend to (copying score above 0.5) and {int((finite < -0.5).sum())} to lower it (below "
         f"−0.5); unrelated weights give about 0. Read directly from the embeddings, past every "
-        f"other layer and norm. The largest in size is {row.value:+.2f}.",
+        f"other layer and norm. The largest in size is {row.value:+.2f}.".replace("-", "−"),
         row.link,
         row.place,
     )

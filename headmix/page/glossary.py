@@ -51,4 +51,5 @@ def _entry(name: str, attrs: dict[str, str]) -> Entry:
 def _prose(doc: str) -> str:
     """A docstring without its examples and argument lists."""
     kept = re.split(r"\n\s*(?:>>> |Args:|Returns:|Raises:)", inspect.cleandoc(doc))[0]
-    return kept.replace("``", "").strip()
+    unmarked = re.sub(r"``|\*(?=\w)|(?<=\w)\*", "", kept)
+    return "\n\n".join(" ".join(part.split()) for part in unmarked.split("\n\n")).strip()

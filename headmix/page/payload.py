@@ -13,6 +13,10 @@ from headmix.shapes import metric_names, shape_of
 #: Where a script element's content could end or a string literal break.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
+#: A page carries all pairs across layers up to here, and beyond only the strongest.
+_MOST_PAIRS = 500_000
+_PARTNERS = 6
+
 
 def payload(ds: xr.Dataset) -> dict[str, Any]:
     """Everything the figures need: metrics with their nulls, labels of the axes, colour scales."""
@@ -35,6 +39,7 @@ def script_json(data: dict[str, Any]) -> str:
 def _metric(ds: xr.Dataset, name: str) -> dict[str, Any]:
     variable = ds[name]
     shape = shape_of(variable)
+    kept = _strongest(variable) if shape == "cross" and variable.size > _MOST_PAIRS else None
     low = str(variable.attrs.get("range", "")).strip("[").split(",")[0]
     return {
         "name": name,
@@ -42,16 +47,45 @@ def _metric(ds: xr.Dataset, name: str) -> dict[str, Any]:
         "unit": variable.attrs.get("units", ""),
         "shape": shape,
         "signed": low.startswith(("-", "−")),
-        "value": _words(variable) if shape == "text" else _numbers(variable),
-        "mean": _null(ds, name + "_null_mean"),
-        "sd": _null(ds, name + "_null_sd"),
+        "value": _words(variable) if shape == "text" else _numbers(variable, kept),
+        "mean": _null(ds, name + "_null_mean", kept),
+        "sd": _null(ds, name + "_null_sd", kept),
     }
 
 
-def _numbers(array: xr.DataArray) -> dict[str, Any]:
-    """Axes, and float32 numbers in base64: a third of the size of JSON, and exact."""
-    raw = np.ascontiguousarray(array.values, dtype="<f4").tobytes()
-    return _axes(array) | {"numbers": base64.b64encode(raw).decode()}
+def _numbers(array: xr.DataArray, kept: np.ndarray | None = None) -> dict[str, Any]:
+    """Axes, and float32 numbers in base64: a third of the size of JSON, and exact.
+
+    Of an array of all axes only the ``kept`` places, with their flat positions.
+    """
+    if kept is None or array.ndim < 4:
+        return _axes(array) | {"numbers": _base64(array.values, "<f4")}
+    numbers = array.values.ravel()[kept]
+    return _axes(array) | {"at": _base64(kept, "<u4"), "numbers": _base64(numbers, "<f4")}
+
+
+def _base64(values: np.ndarray, dtype: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(values, dtype=dtype).tobytes()).decode()
+
+
+def _strongest(array: xr.DataArray) -> np.ndarray:
+    """Flat positions of the largest pair of each two layers and of the largest few of each head."""
+    values = np.nan_to_num(array.values, nan=-np.inf)
+    L, H, L_b, H_b = values.shape
+    flat = np.arange(values.size).reshape(L * H, L_b * H_b)
+    by_head = values.reshape(flat.shape)
+    from_head = np.argpartition(-by_head, _PARTNERS, axis=1)[:, :_PARTNERS]
+    into_head = np.argpartition(-by_head, _PARTNERS, axis=0)[:_PARTNERS]
+    blocks = values.transpose(0, 2, 1, 3).reshape(L, L_b, H * H_b).argmax(-1)
+    i, j = np.indices(blocks.shape)
+    layers = np.ravel_multi_index((i, blocks // H_b, j, blocks % H_b), values.shape)
+    found = [
+        np.take_along_axis(flat, from_head, 1),
+        np.take_along_axis(flat, into_head, 0),
+        layers,
+    ]
+    kept = np.unique(np.concatenate([f.ravel() for f in found]))
+    return kept[np.isfinite(array.values.ravel()[kept])]
 
 
 def _words(array: xr.DataArray) -> dict[str, Any]:
@@ -62,18 +96,16 @@ def _axes(array: xr.DataArray) -> dict[str, Any]:
     return {"dims": [str(d) for d in array.dims], "shape": list(array.shape)}
 
 
-def _null(ds: xr.Dataset, name: str) -> dict[str, Any] | None:
+def _null(ds: xr.Dataset, name: str, kept: np.ndarray | None) -> dict[str, Any] | None:
     """A null without the axes along which it does not change."""
     if name not in ds:
         return None
     array = ds[name]
     for dim in array.dims:
-        first = array.isel({dim: 0})
-        if np.array_equal(
-            *np.broadcast_arrays(array, first.expand_dims(dim, array.dims.index(dim)))
-        ):
-            array = first
-    return _numbers(array)
+        first = array.isel({dim: slice(1)})
+        if np.array_equal(array, np.broadcast_to(first, array.shape), equal_nan=True):
+            array = first.isel({dim: 0})
+    return _numbers(array, kept)
 
 
 def _labels(ds: xr.Dataset, dim: str) -> list[str]:

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 import xarray as xr
@@ -61,12 +62,17 @@ def _row(ds: xr.Dataset, name: str) -> Row | None:
         mean=float(value.mean()),
         null_mean=_mean(measured.mean, value),
         null_sd=_mean(measured.sd, value),
-        beyond=None if z is None else float((abs(z.values[np.isfinite(z)]) > 2).mean()),
+        beyond=None if z is None else _share_beyond(z.values),
         place=place(ds, at),
         link=link(ds, at),
         value=float(value.isel(at)),
         z_null=None if z is None else float(z.isel(at)),
     )
+
+
+def _share_beyond(z: np.ndarray) -> float | None:
+    finite = z[np.isfinite(z)]
+    return float((abs(finite) > 2).mean()) if finite.size else None
 
 
 def _mean(null: xr.DataArray | None, value: xr.DataArray) -> float | None:
@@ -80,7 +86,8 @@ def _symmetric(value: xr.DataArray) -> bool:
 
 
 def place(ds: xr.Dataset, at: dict[Any, Any]) -> str:
-    """Where in the model, in the field's shorthand: L3H5, or a pair of those."""
+    """Where in the model, in the field's shorthand: L3H5, a pair L3H5 – L3H7,
+    or a pair across layers L3H5 → L4H2."""
     layers = [str(n) for n in ds.layer.values]
     names = []
     for end in ("", "_b"):
@@ -89,13 +96,11 @@ def place(ds: xr.Dataset, at: dict[Any, Any]) -> str:
         if unit or not end:
             number = "" if unit is None else f"{'H' if unit == 'head' else 'KV'}{at[unit + end]}"
             names.append(layers[layer] + number)
-    return " – ".join(names)
+    return (" → " if "layer_b" in at else " – ").join(names)
 
 
 def link(ds: xr.Dataset, at: dict[Any, Any]) -> str:
     """The fragment that selects this place on the page."""
-    from urllib.parse import urlencode
-
     chosen = {"layer": str(ds.layer.values[at["layer"]])}
     if "head" in at:
         chosen["head"] = str(at["head"])
@@ -137,7 +142,8 @@ def left_out(ds: xr.Dataset) -> list[tuple[str, str, str]]:
     for metric, by_layer in _json(ds, "skipped").items():
         by_reason: dict[str, list[str]] = {}
         for layer, reason in by_layer.items():
-            by_reason.setdefault(reason, []).append(layer)
+            same = reason.replace(layer, "the layer") if layer else reason
+            by_reason.setdefault(same, []).append(layer)
         out += [(metric, _where(ls, layers), reason) for reason, ls in by_reason.items()]
     undrawn = [n for n in metric_names(ds) if shape_of(ds[n]) == "other"]
     why = "no panel draws results of this shape; the numbers are in the results file"

@@ -8,7 +8,7 @@ function drawCard() {
     body.replaceChildren(element("p", { class: "notice" }, "This layer is invalid; see “Left out”."));
     return;
   }
-  body.replaceChildren(...[group(layer, head), numbers(layer, head), ...neighbours(layer, head), ...words(layer, head)].filter(Boolean));
+  body.replaceChildren(...[group(layer, head), numbers(layer, head), ...nearest(layer, head), ...words(layer, head), ...composed(layer, head)].filter(Boolean));
 }
 
 function group(layer, head) {
@@ -22,45 +22,64 @@ function group(layer, head) {
 function numbers(layer, head) {
   const rows = metricsOf("map").map((metric) => {
     const found = perHead(metric, layer, head);
-    return [metric.title, found.value, nullText(found), distance(found)];
+    return [metric.title, ...numbersOf(found)];
   });
-  const pairs = metricsOf("matrix").map((metric) => {
+  const shared = metricsOf("matrix").map((metric) => {
     const found = perHead(metric, layer, head, "mean");
-    return [`${metric.title}, mean over the others`, found.value, nullText(found), distance(found)];
+    return [`${metric.title}, mean over the others`, ...numbersOf(found)];
   });
-  const all = [...rows, ...pairs];
-  return all.length ? table(["", "value", "null ± sd", "z_null"], all) : null;
+  const all = [...rows, ...shared];
+  return all.length ? table(HEAD(), all) : null;
+}
+
+const HEAD = () => ["", "value", "null ± sd", zNull()];
+
+/* Value, null and distance, as the card's tables show them. */
+function numbersOf(found) {
+  return [element("span", { class: "n" }, number(found.value, 3)), element("span", { class: "n" }, nullText(found)), distance(found)];
 }
 
 /* The distance from the null as a number with a bar, which stops at ± 6. */
 function distance({ z }) {
   if (Number.isNaN(z)) return "–";
   const side = z < 0 ? "low" : "high";
-  return element("span", { class: "distance" }, number(z, 2), element("meter", { class: side, min: 0, max: 6, value: Math.min(6, Math.abs(z)), "aria-hidden": "true" }));
+  return element("span", { class: "distance" }, element("span", {}, number(z, 2)), element("meter", { class: side, min: 0, max: 6, value: Math.min(6, Math.abs(z)), "aria-hidden": "true" }));
 }
 
-function neighbours(layer, head, n = 3) {
-  return metricsOf("matrix", "cross").flatMap((metric) => {
-    const size = (p) => (metric.signed ? Math.abs(p.value) : p.value);
-    const all = partners(metric, layer, head).sort((a, b) => size(b) - size(a));
-    const ways = metric.shape === "matrix"
-      ? [[`Nearest by ${lower(metric.title)}`, all, "_b"]]
-      : [[`${metric.title}: reads from`, all.filter((p) => isOwn(metric, p.at, layer, head, "_b")), ""],
-         [`${metric.title}: read by`, all.filter((p) => isOwn(metric, p.at, layer, head, "")), "_b"]];
-    return ways.filter(([, found]) => found.length).map(([title, found, end]) => element("section", {}, element("h3", {}, title), partnerTable(metric, found.slice(0, n), end)));
+function nearest(layer, head, n = 3) {
+  return metricsOf("matrix").map((metric) => {
+    const found = partners(metric, layer, head).sort((a, b) => strength(metric, b) - strength(metric, a)).slice(0, n);
+    return found.length ? titled(`Nearest by ${lower(metric.title)}`, table(HEAD(), found.map((p) => partnerRow(metric, p, "_b")))) : null;
   });
+}
+
+/* Heads of other layers that this one reads from, and those that read it. */
+function composed(layer, head, n = 3) {
+  return metricsOf("cross").map((metric) => {
+    const all = partners(metric, layer, head).sort((a, b) => strength(metric, b) - strength(metric, a));
+    const from = all.filter((p) => isOwn(metric, p.at, layer, head, "_b")).slice(0, n);
+    const to = all.filter((p) => isOwn(metric, p.at, layer, head, "")).slice(0, n);
+    const rows = [...from.map((p) => partnerRow(metric, p, "", "from ")), ...to.map((p) => partnerRow(metric, p, "_b", "into "))];
+    return rows.length ? titled(metric.title, table(HEAD(), rows)) : null;
+  });
+}
+
+function titled(title, content) {
+  return element("section", {}, element("h3", {}, title), content);
+}
+
+function strength(metric, pair) {
+  return metric.signed ? Math.abs(pair.value) : pair.value;
 }
 
 function isOwn(metric, at, layer, head, end) {
   return at["layer" + end] === layer && at[unit(metric) + end] === unitOf(metric, layer, head);
 }
 
-function partnerTable(metric, found, end) {
-  const rows = found.map((p) => {
-    const layer = end && "layer_b" in p.at ? p.at.layer_b : p.at.layer;
-    return [chooser(placeName(p.at, end), layer, headOf(metric, layer, p.at[unit(metric) + end])), p.value, nullText(p), distance(p)];
-  });
-  return table(["", "value", "null ± sd", "z_null"], rows);
+function partnerRow(metric, pair, end, before = "") {
+  const layer = end && "layer_b" in pair.at ? pair.at.layer_b : pair.at.layer;
+  const place = chooser(placeName(pair.at, end), layer, headOf(metric, layer, pair.at[unit(metric) + end]));
+  return [element("span", {}, before, place), ...numbersOf(pair)];
 }
 
 function words(layer, head) {
@@ -73,7 +92,7 @@ function words(layer, head) {
       const tokens = (last ? places(metric, [last], place) : [place]).map((p) => entry(metric.value, p));
       return [rest.map((dim) => label(dim, place[dim])).join(" "), token(tokens)];
     }).filter(([, tokens]) => tokens.childElementCount);
-    return rows.length ? element("section", {}, element("h3", {}, metric.title), table([rest.map((dim) => dim.replace(/_/g, " ")).join(", ") || " ", last ? last.replace(/_/g, " ") : " "], rows)) : null;
+    return rows.length ? titled(metric.title, table([rest.map((dim) => dim.replace(/_/g, " ")).join(", "), ""], rows)) : null;
   });
 }
 

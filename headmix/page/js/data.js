@@ -6,8 +6,9 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 
 function decode(array) {
   if (!array || array.words) return array;
-  const bytes = Uint8Array.from(atob(array.numbers), (c) => c.charCodeAt(0));
-  array.numbers = new Float32Array(bytes.buffer);
+  const buffer = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer;
+  array.numbers = new Float32Array(buffer(array.numbers));
+  if (array.at) array.at = new Map([...new Uint32Array(buffer(array.at))].map((flat, i) => [flat, i]));
   return array;
 }
 
@@ -15,10 +16,12 @@ for (const metric of DATA.metrics) {
   for (const part of ["value", "mean", "sd"]) metric[part] = decode(metric[part]);
 }
 
-/* One entry of an array: `at` gives the index along each axis, and may name axes it lacks. */
+/* One entry of an array: `at` gives the index along each axis, and may name axes it lacks. Arrays
+   with an `at` of their own hold only some places. */
 function entry(array, at) {
   let flat = 0;
   array.dims.forEach((dim, i) => { flat = flat * array.shape[i] + at[dim]; });
+  if (array.at) return array.numbers[array.at.get(flat)] ?? NaN;
   return (array.words || array.numbers)[flat];
 }
 
@@ -66,26 +69,51 @@ function isSelf(at) {
   return ["head", "kv_head"].some((u) => u + "_b" in at && at[u] === at[u + "_b"] && !("layer_b" in at && at.layer !== at.layer_b));
 }
 
-/* All pairs that one head takes part in as the first, or across layers as either. */
+/* Every pair that was measured, a head with itself aside; worked out once. */
+function pairs(metric) {
+  metric.pairs ??= pairPlaces(metric).filter((at) => !isSelf(at)).map((at) => look(metric, at)).filter((p) => !Number.isNaN(p.value));
+  return metric.pairs;
+}
+
+function pairPlaces({ value }) {
+  if (!value.at) return places({ value }, value.dims);
+  return [...value.at.keys()].map((flat) => {
+    const at = {};
+    for (let i = value.dims.length - 1; i >= 0; i -= 1) {
+      at[value.dims[i]] = flat % value.shape[i];
+      flat = Math.floor(flat / value.shape[i]);
+    }
+    return at;
+  });
+}
+
+/* The pairs that one head takes part in: as the first, and across layers as either. */
 function partners(metric, layer, head) {
+  metric.byHead ??= groupByHead(metric);
+  return metric.byHead.get(`${layer},${unitOf(metric, layer, head)}`) || [];
+}
+
+function groupByHead(metric) {
+  const found = new Map();
   const u = unit(metric);
-  const own = unitOf(metric, layer, head);
-  const others = metric.shape === "cross" ? ["layer_b", u + "_b"] : [u + "_b"];
-  const from = places(metric, others, { layer, [u]: own });
-  const into = metric.shape === "cross"
-    ? places(metric, ["layer", u], { layer_b: layer, [u + "_b"]: own })
-    : [];
-  return [...from, ...into].filter((at) => !isSelf(at)).map((at) => look(metric, at)).filter((p) => !Number.isNaN(p.value));
+  for (const pair of pairs(metric)) {
+    for (const end of metric.shape === "cross" ? ["", "_b"] : [""]) {
+      const key = `${pair.at["layer" + end]},${pair.at[u + end]}`;
+      if (!found.has(key)) found.set(key, []);
+      found.get(key).push(pair);
+    }
+  }
+  return found;
 }
 
 /* One number for a head: as it is, or its pairs reduced to their mean or to their largest.
    A mean or a largest has a spread of its own, so the null's sd does not apply to it. */
 function perHead(metric, layer, head, over) {
   if (metric.shape === "map") return look(metric, { layer, [unit(metric)]: unitOf(metric, layer, head) });
-  const pairs = partners(metric, layer, head);
-  const mean = average(pairs.map((p) => p.mean));
-  const values = pairs.map((p) => p.value);
-  const value = over === "max" && pairs.length ? Math.max(...values) : average(values);
+  const own = partners(metric, layer, head);
+  const mean = average(own.map((p) => p.mean));
+  const values = own.map((p) => p.value);
+  const value = over === "max" && own.length ? Math.max(...values) : average(values);
   return { at: { layer, head }, value, mean, sd: NaN, z: NaN };
 }
 
@@ -120,7 +148,9 @@ function number(value, digits = 4) {
   return text.replace("-", "−");
 }
 
+/* Mean ± sd, both to the second significant digit of the sd. */
 function nullText({ mean, sd }) {
-  if (Number.isNaN(mean)) return "–";
-  return Number.isNaN(sd) ? number(mean) : `${number(mean)} ± ${number(sd, 2)}`;
+  if (!(sd > 0)) return number(mean);
+  const decimals = Math.min(12, Math.max(0, 1 - Math.floor(Math.log10(sd))));
+  return `${mean.toFixed(decimals)} ± ${sd.toFixed(decimals)}`.replace("-", "−");
 }

@@ -14,17 +14,20 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-/* A table of rows of cells; a cell is text, a number, or an element. */
-function table(head, rows, caption) {
-  const line = (cells, tag) => element("tr", {}, ...cells.map((cell, i) => {
-    const text = typeof cell === "number" ? number(cell) : cell;
-    const attributes = typeof cell === "number" ? { class: "n" } : {};
-    if (tag === "th") attributes.scope = "col";
-    return i === 0 && tag === "td" ? element("th", { scope: "row" }, text) : element(tag, attributes, text);
-  }));
-  const made = element("table", {}, element("thead", {}, line(head, "th")), element("tbody", {}, ...rows.map((row) => line(row, "td"))));
-  if (caption) made.prepend(element("caption", {}, caption));
-  return made;
+/* A table of rows of cells; a cell is text, a number, or an element. Columns of numbers line up at
+   the right, under their heads. */
+function table(head, rows) {
+  const numeric = head.map((_, i) => rows.some((row) => typeof row[i] === "number" || row[i]?.className === "n"));
+  const cell = (tag, content, i, more = {}) =>
+    element(tag, { ...more, ...(numeric[i] ? { class: "n" } : {}) }, typeof content === "number" ? number(content) : content);
+  return element("table", {},
+    element("thead", {}, element("tr", {}, ...head.map((title, i) => cell("th", title, i, { scope: "col" })))),
+    element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((content, i) => (i ? cell("td", content, i) : cell("th", content, i, { scope: "row" })))))));
+}
+
+/* The head of a column of distances from the null. */
+function zNull() {
+  return element("span", {}, "z", element("sub", {}, "null"));
 }
 
 /* A button that chooses a head. */
@@ -32,12 +35,15 @@ function chooser(text, layer, head) {
   return element("button", { type: "button", class: "place", onclick: () => choose({ layer, head }) }, text);
 }
 
-function fill(select, options, chosen) {
-  const key = JSON.stringify(options);
+/* Offer options in a select; no options means that the choice does not apply now. */
+function fill(select, offered, chosen) {
+  select.closest("label").hidden = !offered;
+  if (!offered) return;
+  const key = JSON.stringify(offered);
   if (select.dataset.options !== key) {
     select.dataset.options = key;
-    select.replaceChildren(...options.map(([value, text]) => element("option", { value }, text)));
+    select.replaceChildren(...offered.map(([value, text]) => element("option", { value }, text)));
   }
   select.value = String(chosen);
-  select.disabled = options.length < 2;
+  select.disabled = offered.length < 2;
 }

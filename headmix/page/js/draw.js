@@ -9,9 +9,15 @@ function theme() {
   return document.documentElement.dataset.theme;
 }
 
-function scaleOf(kind) {
-  const colours = DATA.scales[theme()][kind];
-  return colours.map((c, i) => [i / (colours.length - 1), c]);
+/* A part of one of the page's colour scales, both ends between 0 and 1. */
+function scaleOf(kind, from = 0, to = 1) {
+  const colours = DATA.scales[theme()][kind].map((c) => [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16)));
+  const at = (t) => {
+    const place = Math.min(Math.max(t, 0), 1) * (colours.length - 1);
+    const i = Math.min(Math.floor(place), colours.length - 2);
+    return `rgb(${colours[i].map((c, k) => Math.round(c + (colours[i + 1][k] - c) * (place - i))).join()})`;
+  };
+  return range(25).map((i) => [i / 24, at(from + ((to - from) * i) / 24)]);
 }
 
 /* plotly takes a subset of HTML for markup; this is for text that must stay text. */
@@ -29,7 +35,7 @@ function axis(title, labels, more = {}) {
     ? { tickmode: "array", tickvals: range(labels.length).filter((i) => i % every === 0), ticktext: labels.filter((_, i) => i % every === 0).map(plain) }
     : {};
   return {
-    title: { text: title, standoff: 10 }, gridcolor: colour("line"), linecolor: colour("line"), tickcolor: colour("line"),
+    title: { text: title, standoff: 8, font: { size: 12 } }, gridcolor: colour("line"), linecolor: colour("line"), tickcolor: colour("line"),
     ticks: "outside", ticklen: 4, zeroline: false, automargin: true, fixedrange: true, ...ticks, ...more,
   };
 }
@@ -52,34 +58,42 @@ function hover(where, metric, found) {
   return lines.join("<br>");
 }
 
-/* Colours for numbers: centred on the null, and saying so beside the bar. Where the null differs
-   from cell to cell, the cell's own null is taken off first. */
+/* Colours for numbers, centred on the null: equal distances are equally strong on both sides, and
+   only the part of the scale in use is shown. Where the null differs from cell to cell, the cell's
+   own null is taken off first. Few outliers do not flatten the rest: the scale then ends before
+   them, and says so. */
 function colouring(cells, show) {
   const finite = cells.filter((c) => Number.isFinite(c[show]));
-  const nulls = show === "z" ? [0] : finite.map((c) => c.mean).filter((m) => !Number.isNaN(m));
-  const values = finite.map((c) => c[show]);
   const bar = { thickness: 10, outlinewidth: 0, ticks: "outside", ticklen: 4, tickcolor: colour("line"), tickfont: { size: 11 }, xpad: 6 };
-  if (!finite.length || !nulls.length) {
-    return { shift: () => 0, colorscale: scaleOf("sequential"), colorbar: bar };
-  }
+  const nulls = show === "z" ? [0] : finite.map((c) => c.mean).filter((m) => !Number.isNaN(m));
+  if (!finite.length || !nulls.length) return { numberOf: (c) => c[show], colorscale: scaleOf("sequential"), colorbar: bar };
   const varies = Math.max(...nulls) - Math.min(...nulls) > 1e-3 * Math.max(...nulls.map(Math.abs));
-  const shift = (c) => (varies ? c.mean : 0);
+  const numberOf = (c) => c[show] - (varies ? c.mean : 0);
   const middle = varies ? 0 : nulls[0];
-  const span = Math.max(...finite.map((c) => Math.abs(c[show] - shift(c) - middle)), 1e-12);
-  const low = Math.min(...values.map((v, i) => v - shift(finite[i])));
-  const name = show === "z" || !varies ? "null" : "null (0)";
-  bar.tickvals = [middle - span, middle - span / 2, middle, middle + span / 2, middle + span];
-  bar.ticktext = bar.tickvals.map((v, i) => (i === 2 ? `${number(middle, 3)} ${name}` : number(v, 3)));
-  return { shift, colorscale: scaleOf("diverging"), zmin: middle - span, zmax: middle + span, colorbar: bar, low };
+  const values = finite.map(numberOf);
+  const distances = values.map((v) => Math.abs(v - middle)).sort((a, b) => a - b);
+  const most = distances.at(-1);
+  const usual = distances[Math.floor(0.97 * (distances.length - 1))];
+  const span = (most > 2.5 * usual ? usual : most) || 1e-12;
+  const low = Math.max(Math.min(...values, middle), middle - span);
+  const high = Math.min(Math.max(...values, middle), middle + span);
+  const ends = [[low, "≤ "], [high, "≥ "]].filter(([end]) => Math.abs(end - middle) > 0.12 * (high - low));
+  bar.tickvals = [middle, ...ends.map(([end]) => end)];
+  bar.ticktext = [
+    varies && show !== "z" ? "at the null" : `null ${number(middle, 3)}`,
+    ...ends.map(([end, sign]) => (most > span && Math.abs(end - middle) >= span ? sign : "") + (varies && show !== "z" && end > 0 ? "+" : "") + number(end, 3)),
+  ];
+  const part = (v) => 0.5 + (v - middle) / (2 * span);
+  return { numberOf, colorscale: scaleOf("diverging", part(low), part(high)), zmin: low, zmax: high, colorbar: bar };
 }
 
 /* Rows × columns of cells { value, mean, sd, z, where }. `ringed` is [row, column] or null. */
 function grid({ metric, cells, show = "value", rows, columns, rowTitle, columnTitle, ringed, upwards }) {
   const colours = colouring(cells.flat(), show);
   const height = Math.min(30, Math.max(14, 520 / rows.length)) * rows.length + 70;
-  const { shift, low, ...look } = colours;
+  const { numberOf, ...look } = colours;
   const trace = {
-    type: "heatmap", z: cells.map((row) => row.map((c) => (Number.isFinite(c[show]) ? c[show] - shift(c) : null))),
+    type: "heatmap", z: cells.map((row) => row.map((c) => (Number.isFinite(c[show]) ? numberOf(c) : null))),
     text: cells.map((row) => row.map((c) => hover(c.where, metric, c))), hovertemplate: "%{text}<extra></extra>",
     hoverongaps: false, xgap: 1.5, ygap: 1.5, ...look,
   };
@@ -90,8 +104,8 @@ function grid({ metric, cells, show = "value", rows, columns, rowTitle, columnTi
   return {
     traces: [trace],
     layout: layout(height, {
-      xaxis: axis(columnTitle, columns, { showgrid: false, range: [-0.5, columns.length - 0.5], showline: false }),
-      yaxis: axis(rowTitle, rows, { showgrid: false, showline: false, range: upwards ? [-0.5, rows.length - 0.5] : [rows.length - 0.5, -0.5] }),
+      xaxis: axis(columnTitle, columns, { showgrid: false, range: [-0.54, columns.length - 0.46], showline: false }),
+      yaxis: axis(rowTitle, rows, { showgrid: false, showline: false, range: upwards ? [-0.56, rows.length - 0.44] : [rows.length - 0.44, -0.56] }),
       shapes,
     }),
     table: () => table([`${rowTitle} \\ ${columnTitle}`, ...columns], cells.map((row, i) => [rows[i], ...row.map((c) => c[show])])),
@@ -138,7 +152,7 @@ function depthFigure({ metric, layers, means, dots, nulls, ringed }) {
       showlegend: true, margin: { l: 56, r: 12, t: 30, b: 44 },
       xaxis: axis("layer", layers, { range: [-0.5, layers.length - 0.5], showgrid: false }), yaxis: axis(quantity(metric)),
     }),
-    table: () => table(["layer", metric.title, "null ± sd", "z_null"], means.map((m, i) => [layers[i], m.value, nullText(nulls[i]), dots.length ? "–" : number(m.z, 3)])),
+    table: () => table(["layer", metric.title, "null ± sd", zNull()], means.map((m, i) => [layers[i], m.value, nullText(nulls[i]), dots.length ? "–" : number(m.z, 3)])),
   };
 }
 
@@ -146,7 +160,7 @@ function depthFigure({ metric, layers, means, dots, nulls, ringed }) {
 function curvesFigure({ metric, curves, along, nulls, log }) {
   const x = range(nulls.length).map((i) => i + 1);
   const several = curves.length > 1;
-  const traces = nullBand(x, nulls).map((trace) => ({ ...trace, showlegend: trace.showlegend }));
+  const traces = nullBand(x, nulls);
   for (const curve of [...curves].sort((a, b) => a.strong - b.strong)) {
     traces.push({
       type: "scatter", mode: "lines", name: plain(curve.name), showlegend: curve.strong, x, y: curve.values,
@@ -158,7 +172,7 @@ function curvesFigure({ metric, curves, along, nulls, log }) {
     traces,
     layout: layout(340, {
       showlegend: true, margin: { l: 56, r: 12, t: 30, b: 44 },
-      xaxis: axis(plain(along)), yaxis: axis(quantity(metric), null, log ? { type: "log", dtick: 1 } : { rangemode: "tozero" }),
+      xaxis: axis(`${plain(along)} index`), yaxis: axis(quantity(metric), null, log ? { type: "log", dtick: 1 } : { rangemode: "tozero" }),
     }),
     table: () => table([along, ...curves.map((c) => c.name), "null"], x.map((k, i) => [String(k), ...curves.map((c) => c.values[i]), nullText(nulls[i])])),
   };

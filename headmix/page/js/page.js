@@ -2,9 +2,11 @@
 
 const first = (...shapes) => metricsOf(...shapes)[0]?.name;
 
+const DEFAULTS = { over: "mean", scale: "value" };
+
 const state = {
   layer: Math.max(0, DATA.valid.indexOf(true)), head: 0,
-  map: first("matrix", "map", "cross"), over: "mean", scale: "value",
+  map: first("matrix", "map", "cross"), ...DEFAULTS,
   profile: first("profile", "map"), matrix: first("matrix"), spectrum: first("spectrum", "layer_spectrum"), axis: "linear",
   cross: first("cross"), ends: "layers",
 };
@@ -22,7 +24,7 @@ function choose(change) {
 function settle() {
   for (const panel of Object.values(PANELS)) {
     for (const [name, offered] of Object.entries(panel.offers())) {
-      if (!offered.some(([value]) => value === state[name])) state[name] = offered[0]?.[0];
+      if (!offered?.some(([value]) => value === state[name])) state[name] = offered?.[0]?.[0] ?? DEFAULTS[name];
     }
   }
 }
@@ -124,7 +126,7 @@ function start() {
     choose({ layer: clamp(state.layer + step[0], DATA.layers.length), head: clamp(state.head + step[1], DATA.heads) });
   });
   for (const [id, panel] of Object.entries(PANELS)) {
-    if (Object.values(panel.offers()).some((offered) => offered.length === 0)) {
+    if (Object.values(panel.offers()).some((offered) => offered?.length === 0)) {
       byId(id).hidden = true; // nothing of this shape was measured
       document.querySelector(`.bar a[href="#${id}"]`)?.remove();
       delete PANELS[id];

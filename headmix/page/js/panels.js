@@ -5,8 +5,8 @@ const PANELS = {
     depends: ["map", "over", "scale", "layer", "head"],
     offers: () => ({
       map: options(metricsOf("map", "matrix", "cross")),
-      over: named(state.map)?.shape === "map" ? [["mean", "not pairs"]] : [["mean", "mean over the others"], ["max", "strongest"]],
-      scale: named(state.map)?.sd && named(state.map).shape === "map" ? [["value", "value"], ["z", "distance from null, in sd"]] : [["value", "value"]],
+      over: ways(named(state.map)),
+      scale: named(state.map)?.sd && named(state.map).shape === "map" ? [["value", "value"], ["z", "distance from null, in sd"]] : null,
     }),
     draw() {
       const metric = named(state.map);
@@ -103,7 +103,8 @@ const PANELS = {
     },
     caption: () => (state.ends === "head"
       ? `${named(state.cross).title} of ${placeName({ layer: state.layer, head: state.head })} with every other head: written by it where the other layer is later, read by it where earlier.`
-      : `${named(state.cross).title}: the strongest pair between each two layers.`),
+      : `${named(state.cross).title}: the strongest pair between each two layers.`) +
+      (named(state.cross).value.at ? " Of so many pairs the page holds only the strongest; all are in the results file." : ""),
     click([row, column]) {
       if (state.ends === "head") return choose({ layer: row, head: headOf(named(state.cross), row, column) });
       const best = largest(named(state.cross), row, column);
@@ -112,14 +113,24 @@ const PANELS = {
   },
 };
 
+/* How pairs become one number a head. Of large models only the strongest pairs are at hand. */
+function ways(metric) {
+  if (!metric || metric.shape === "map") return null;
+  const max = ["max", "strongest"];
+  return metric.value.at ? [max] : [["mean", "mean over the others"], max];
+}
+
 function options(metrics) {
   return metrics.map((metric) => [metric.name, metric.title]);
 }
 
 function largest(metric, layer, layer_b) {
-  const u = unit(metric);
-  return places(metric, [u, u + "_b"], { layer, layer_b }).map((at) => look(metric, at)).filter((p) => !Number.isNaN(p.value) && !isSelf(p.at))
-    .reduce((best, p) => (best && best.value >= p.value ? best : p), null);
+  metric.largest ??= pairs(metric).reduce((best, pair) => {
+    const key = `${pair.at.layer},${pair.at.layer_b}`;
+    if (!(best.get(key)?.value >= pair.value)) best.set(key, pair);
+    return best;
+  }, new Map());
+  return metric.largest.get(`${layer},${layer_b}`);
 }
 
 const NOTHING = { value: NaN, mean: NaN, sd: NaN, z: NaN };
@@ -146,11 +157,10 @@ function partnersFigure(metric) {
 
 function strongest(metric, n = 12) {
   const u = unit(metric);
-  const pairs = places(metric, ["layer", u, "layer_b", u + "_b"]).map((at) => look(metric, at)).filter((p) => !Number.isNaN(p.value) && !isSelf(p.at));
-  const rows = pairs.sort((a, b) => b.value - a.value).slice(0, n).map((p) => [
+  const rows = [...pairs(metric)].sort((a, b) => b.value - a.value).slice(0, n).map((p) => [
     chooser(placeName(p.at), p.at.layer, headOf(metric, p.at.layer, p.at[u])),
     chooser(placeName(p.at, "_b"), p.at.layer_b, headOf(metric, p.at.layer_b, p.at[u + "_b"])),
     p.value, nullText(p), p.z,
   ]);
-  return table(["written by", "read by", metric.title, "null ± sd", "z_null"], rows);
+  return table(["written by", "read by", metric.title, "null ± sd", zNull()], rows);
 }
