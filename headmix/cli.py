@@ -160,7 +160,7 @@ def verify(
         from headmix import architectures
 
         rows = [asdict(row) for row in architectures.table()]
-        return _say(talk, rows, terminal.rows_table(rows))
+        return _say(talk, rows, terminal.architectures_table(rows))
     if model is None:
         raise ValueError("verify needs a MODEL, or --list for the table of architectures")
     with talk.progress() as progress:

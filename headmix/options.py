@@ -53,6 +53,10 @@ class Loading:
         str | None, _option("float32 or float64; default float32.", "Loading", "NAME")
     ] = None
     device: Annotated[str | None, _option("cpu, cuda, …; default cpu.", "Loading", "NAME")] = None
+    processing: Annotated[
+        str | None,
+        _option("raw, or folded: norms folded, writers centred; default raw.", "Loading", "NAME"),
+    ] = None
     weights_only: Annotated[
         bool,
         _option("Read the checkpoint a layer at a time; never build the model.", "Loading", None,

@@ -91,26 +91,26 @@ def layer_card(card: Mapping[str, Any], width: int = 80) -> RenderableType:
 
 def laws_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """What ``verify`` found, a row a layer."""
-    table = _table("layer", ("sum error", "right"), "independent", "reason")
+    table = _table("layer", ("sum error", "right"), "independent", "values reach z", "reason")
     for row in rows:
         error = row["sum_error"]
         table.add_row(
             printable(row["layer"]),
             "–" if error is None else f"{error:.1e}",
             "yes" if row["independent"] else Text("no", style="bold red"),
-            printable(row["reason"] or ""),
+            printable(row["values"]),
+            printable(row["reason"]),
         )
     return table
 
 
-def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Any rows that share their keys; numbers to the right."""
-    first = rows[0] if rows else {}
-    table = _table(
-        *((k, "right" if isinstance(v, int | float) else "left") for k, v in first.items())
-    )
+def architectures_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What is known of each architecture; the notes below its row."""
+    table = _table("model type", "heads", "values reach z", "projections")
     for row in rows:
-        table.add_row(*(printable("" if value is None else value) for value in row.values()))
+        table.add_row(*(printable(row[k]) for k in ("model_type", "heads", "values", "layout")))
+        for note in row["notes"]:
+            table.add_row("", "", "", Text(printable(note), style="dim"))
     return table
 
 
