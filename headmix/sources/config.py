@@ -1,5 +1,6 @@
 """config.json as the file says it: how many heads each part of a model has, without building it."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,6 +61,8 @@ class Config:
         if found is None or a.cross or a.layout.order == "latent":
             return ""
         numbers = {k: v for k, v in found[1].items() if _is_count(v)}
+        if "multi_query" in found[1]:  # it overrides the number of KV heads
+            numbers.pop("num_key_value_heads", None)
         d_head = a.o.features.shape[1]
         for what, value, names in (
             ("KV heads", a.n_kv_heads, [n for n in numbers if n.endswith("key_value_heads")]),
@@ -81,12 +84,9 @@ def _find(
     fields: Mapping[str, Any], path: str, names: tuple[str, ...]
 ) -> tuple[int, Mapping[str, Any]] | None:
     """The value, and the section it was found in."""
-    side = next((p for p in path.split(".") if p in ("encoder", "decoder")), None)
-    first = [n for n in names if side and n.startswith(f"{side}_")]
-    ordered = [*first, *(n for n in names if not n.startswith(("encoder_", "decoder_")))]
-    ordered += [n for n in names if n not in ordered and not side]
+    side = next((p for p in path.split(".") if p in ("encoder", "decoder")), "")
     for section in _sections(fields, path):
-        for name in ordered:
+        for name in _ordered(section, names, side):
             value = section.get(name)
             if isinstance(value, list):  # one a stage, as in Swin
                 stage = next((int(p) for p in path.split(".") if p.isdecimal()), 0)
@@ -96,17 +96,25 @@ def _find(
     return None
 
 
-def _sections(fields: Mapping[str, Any], path: str) -> Iterator[Mapping[str, Any]]:
-    """Those that may speak of ``path``, the likeliest first."""
+def _ordered(section: Mapping[str, Any], names: tuple[str, ...], side: str) -> list[str]:
+    """The names to try: those of the path's own side first, those of the other side never."""
+    if not side or "num_attention_heads" not in names:
+        return list(names)
+    sided = {n for n in section if re.search(r"(en|de)coder.*attention_heads$", n)}
+    return [n for n in section if n in sided and side in n] + [n for n in names if n not in sided]
+
+
+def _sections(fields: Mapping[str, Any], path: str, depth: int = 4) -> Iterator[Mapping[str, Any]]:
+    """Those that may speak of ``path``, the likeliest first; no deeper than real configs nest."""
     parts = path.split(".")
-    inner = {k: v for k, v in fields.items() if isinstance(v, dict)}
+    inner = {k: v for k, v in fields.items() if isinstance(v, dict) and depth > 0}
     places = {k: p for k in inner if (p := _mentioned(k, parts)) is not None}
     for key in sorted(places, key=lambda k: places[k]):
-        yield from _sections(inner[key], path)
+        yield from _sections(inner[key], path, depth - 1)
     yield fields
     for key in ("text_config", "language_config", "llm_config"):
         if key in inner and key not in places:
-            yield from _sections(inner[key], path)
+            yield from _sections(inner[key], path, depth - 1)
 
 
 def _mentioned(key: str, parts: list[str]) -> int | None:
