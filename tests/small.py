@@ -18,6 +18,7 @@ class WeightsOnly:
 
     weights: Heads
     notes: tuple[str, ...] = ()
+    values: str = "exact"
 
     def heads(self) -> Heads:
         return self.weights

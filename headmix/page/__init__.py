@@ -14,10 +14,7 @@ import xarray as xr
 
 from headmix import __version__
 from headmix.files import whole_file
-from headmix.page import summary
-from headmix.page.findings import findings
-from headmix.page.glossary import glossary
-from headmix.page.payload import payload, script_json
+from headmix.page import findings, glossary, payload, summary
 from headmix.registry import TRANSFORMATIONS
 
 #: In the order in which they build on each other; together they are the page's one script.
@@ -52,14 +49,14 @@ def render(ds: xr.Dataset) -> str:
         model=ds.attrs.get("model", "a model"),
         quantised=summary.quantised(ds),
         facts=summary.facts(ds),
-        findings=findings(ds),
+        findings=findings.find(ds),
         rows=summary.rows(ds),
         left_out=summary.left_out(ds),
         notes=summary.notes(ds),
-        glossary=glossary(ds),
+        glossary=glossary.entries(ds),
         transformations=TRANSFORMATIONS,
         provenance=summary.provenance(ds),
-        data=script_json(payload(ds)),
+        data=payload.script_json(payload.plain(ds)),
         version=__version__,
         style=style,
         script=script,

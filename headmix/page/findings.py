@@ -19,7 +19,7 @@ class Finding:
     place: str
 
 
-def findings(ds: xr.Dataset) -> list[Finding]:
+def find(ds: xr.Dataset) -> list[Finding]:
     """What stands out, where the metrics it rests on were measured."""
     by_name = {row.name: row for row in rows(ds)}
     sentences: dict[str, Callable[[xr.Dataset, Row], Finding | None]] = {

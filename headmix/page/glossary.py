@@ -24,7 +24,7 @@ class Entry:
     text: str
 
 
-def glossary(ds: xr.Dataset) -> list[Entry]:
+def entries(ds: xr.Dataset) -> list[Entry]:
     """One entry a metric, in the order of the Dataset."""
     return [_entry(name, ds[name].attrs) for name in metric_names(ds)]
 

