@@ -41,7 +41,7 @@ def haar_inner_product(
     return trace_A * trace_B / D, variance.sqrt()
 
 
-def frame_edges(H: int, rank: float, D: int) -> tuple[float, float]:
+def frame_edges(H: int, rank: int | float, D: int) -> tuple[float, float]:
     """Smallest and largest bulk eigenvalue of ``Σ_h P_h`` for H free projectors of one rank.
 
     ``(√((H−1)α) ∓ √(1−α))²`` with α = rank/D: the edges of the free binomial distribution.
@@ -50,7 +50,7 @@ def frame_edges(H: int, rank: float, D: int) -> tuple[float, float]:
     return (a - b) ** 2, (a + b) ** 2
 
 
-def frame_eigenvalues(H: int, rank: float, D: int, count: int) -> Float[Tensor, "eigen"]:
+def frame_eigenvalues(H: int, rank: int | float, D: int, count: int) -> Float[Tensor, "eigen"]:
     """The ``count`` largest eigenvalues of ``Σ_h P_h``, as quantiles of the free binomial law.
 
     The law has density ``H √((x₊ − x)(x − x₋)) / (2π x (H − x))`` between ``frame_edges``, mass

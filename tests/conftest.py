@@ -1,5 +1,9 @@
 """Shapes and types in headmix's signatures are checked while the tests run."""
 
+import torch
 from jaxtyping import install_import_hook
 
 install_import_hook("headmix", "beartype.beartype")
+
+# the matrices here are small: threads would wait for one another longer than they compute
+torch.set_num_threads(1)
