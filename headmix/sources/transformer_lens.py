@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.sources import build_bridge_from_module
@@ -211,7 +211,7 @@ def _find_attention(bridge: TransformerBridge) -> list[Attention]:
     return [real(a) for a in found]
 
 
-def _out_in(module: nn.Module) -> tuple[int, int]:
+def _out_in(module: Any) -> tuple[int, int]:
     rows, columns = module.weight.shape
     return (columns, rows) if is_transposed(module) else (rows, columns)
 
