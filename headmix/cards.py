@@ -153,7 +153,8 @@ def _rankings(ds: xr.Dataset, shape: str, here: Place) -> list[Card]:
         values = measured.value
         order = np.argsort(-values.values, axis=None, kind="stable")[:NEAREST]
         partners = []
-        for index in zip(*np.unravel_index(order, values.shape), strict=True):
+        for flat in order.tolist():
+            index = tuple(int(i) for i in np.unravel_index(flat, values.shape))
             if np.isfinite(values.values[index]):
                 where = _labels(values, values.dims, index)
                 who = {dim.removesuffix("_b"): label for dim, label in where.items()}
@@ -193,4 +194,4 @@ def _labels(
 ) -> dict[str, Any]:
     """The labels of one position, by axis."""
     at = zip(dims, index, strict=True)
-    return {str(dim): values[dim].values.tolist()[int(i)] for dim, i in at}
+    return {str(dim): values[dim].values.tolist()[i] for dim, i in at}

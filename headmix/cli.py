@@ -44,7 +44,7 @@ for every head, pair and layer, each number beside its null.
 """
 
 app = typer.Typer(
-    help=_HELP,
+    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -53,15 +53,23 @@ app = typer.Typer(
 )
 
 
-@app.callback(invoke_without_command=True, help=_HELP)
-def _top(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> bool:
+    if wanted:
         print(f"headmix {hm.__version__}")
-    elif context.invoked_subcommand is None:
-        print(context.get_help())
+        raise typer.Exit
+    return wanted
+
+
+@app.callback(help=_HELP)
+def _top(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 @command(app)

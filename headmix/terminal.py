@@ -93,11 +93,12 @@ def laws_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """What ``verify`` found, a row a layer."""
     table = _table("layer", ("sum error", "right"), "independent", "values reach z", "reason")
     for row in rows:
-        error = row["sum_error"]
+        error, ran = row["sum_error"], row["sum_error"] is not None
+        held = "yes" if row["independent"] else Text("no", style="bold red")
         table.add_row(
             printable(row["layer"]),
-            "–" if error is None else f"{error:.1e}",
-            "yes" if row["independent"] else Text("no", style="bold red"),
+            f"{error:.1e}" if ran else "–",
+            held if ran else "–",
             printable(row["values"]),
             printable(row["reason"]),
         )
@@ -105,12 +106,15 @@ def laws_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def architectures_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """What is known of each architecture; the notes below its row."""
-    table = _table("model type", "heads", "values reach z", "projections")
+    """What is known of each architecture: a line for each kind of layer, then the notes."""
+    table = _table("model type", "tested with", "projections", "values reach z")
     for row in rows:
-        table.add_row(*(printable(row[k]) for k in ("model_type", "heads", "values", "layout")))
+        names = [printable(row["model_type"]), printable(row["heads"])]
+        for layout, values in row["layouts"].items():
+            table.add_row(*names, printable(layout), printable(values))
+            names = ["", ""]
         for note in row["notes"]:
-            table.add_row("", "", "", Text(printable(note), style="dim"))
+            table.add_row("", "", Text(printable(note), style="dim"))
     return table
 
 

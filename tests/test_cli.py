@@ -1,0 +1,366 @@
+"""The command line, on the demo model: what it prints, how it fails, and what it does not draw."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from rich.console import Console
+from typer.testing import CliRunner
+
+import headmix as hm
+from headmix import architectures, cards, terminal
+from headmix.cli import app
+
+WIDE = {"COLUMNS": "200"}
+
+
+def headmix(*arguments: object, code: int = 0):
+    """Run a command in this process; a failure other than an exit code is raised."""
+    result = CliRunner(env=WIDE).invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def fails(*arguments: object) -> str:
+    """The one line on stderr of a command that cannot use its input."""
+    result = headmix(*arguments, code=2)
+    assert result.stdout == ""
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("headmix: ")
+    return line
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _libraries_draw_nothing() -> None:
+    """A process that starts with the command sees to this itself; here they are imported."""
+    transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "demo.nc"
+    assert headmix("measure", "demo", "--out", out).stdout == f"Results: {out}\n"
+    return out
+
+
+@pytest.fixture(scope="module")
+def ds(run_file: Path):
+    return hm.open_results(run_file)
+
+
+class TestHelp:
+    def test_teaches_by_example(self) -> None:
+        told = headmix("--help").stdout
+        assert "headmix report demo" in told
+        assert "headmix inspect run.nc --layer 3 --head 5" in told
+        assert "Exit codes: 0 done, 1 a law or check failed, 2 the input cannot be used." in told
+        alone = CliRunner(env=WIDE).invoke(app, [])
+        assert "headmix report demo" in alone.output
+
+    def test_every_command_explains_every_option(self) -> None:
+        for command in ("report", "measure", "inspect", "verify", "metrics"):
+            assert "--json" in headmix(command, "--help").stdout
+
+    def test_version(self) -> None:
+        assert headmix("--version").stdout == f"headmix {hm.__version__}\n"
+
+    def test_unknown_option_and_command_exit_2(self) -> None:
+        assert "--txt" in headmix("report", "demo", "--txt", "x", code=2).stderr
+        assert "reprot" in headmix("reprot", code=2).stderr
+
+
+class TestInspect:
+    def test_head_card_says_what_the_dataset_says(self, run_file: Path, ds) -> None:
+        told = headmix("inspect", run_file, "--layer", "3", "--head", "5").stdout
+        here = ds.sel(layer="L3", head=5)
+        assert "demo  L3 head 5" in told
+        z = float(
+            (here.ov_stable_rank - here.ov_stable_rank_null_mean) / here.ov_stable_rank_null_sd
+        )
+        (row,) = [line for line in told.splitlines() if line.endswith("ov_stable_rank  ")
+                  or line.rstrip().endswith("ov_stable_rank")]  # fmt: skip
+        assert terminal.number(float(here.ov_stable_rank)) in row
+        assert terminal.number(float(here.ov_stable_rank_null_mean)) in row
+        assert f"{z:+.1f}" in row
+        assert "A null is not a p-value" in told
+
+    def test_nearest_heads_are_those_of_largest_overlap(self, run_file: Path, ds) -> None:
+        card = json.loads(
+            headmix("inspect", run_file, "--layer", "L3", "--head", "5", "--json").stdout
+        )
+        (ranking,) = [r for r in card["nearest"] if r["metric"] == "projection_kernel"]
+        overlap = ds.projection_kernel.sel(layer="L3", head=5).values.copy()
+        overlap[5] = -1
+        want = np.argsort(-overlap)[: cards.NEAREST].tolist()
+        assert [p["head"] for p in ranking["partners"]] == want
+        assert ranking["partners"][0]["value"] == pytest.approx(overlap.max())
+
+    def test_partners_come_from_earlier_and_later_layers(self, run_file: Path) -> None:
+        card = json.loads(
+            headmix("inspect", run_file, "--layer", "3", "--head", "5", "--json").stdout
+        )
+        for key, layers in (("reads_from", {"L0", "L1", "L2"}), ("writes_to", {"L4", "L5"})):
+            ranked = {r["metric"]: r["partners"] for r in card[key]}
+            assert set(ranked) >= {"composition_q", "composition_k", "composition_v"}
+            assert {p["layer"] for partners in ranked.values() for p in partners} <= layers
+
+    def test_a_composition_is_seen_from_both_ends(self, ds) -> None:
+        writer = cards.head_card(ds, "L3", 5)["writes_to"]
+        best = next(r for r in writer if r["metric"] == "composition_v")["partners"][0]
+        value = ds.composition_v.sel(layer="L3", head=5, layer_b=best["layer"], head_b=best["head"])
+        assert best["value"] == pytest.approx(float(value))
+        assert best["value"] == pytest.approx(
+            float(ds.composition_v.sel(layer="L3", head=5).max(skipna=True))
+        )
+
+    def test_layer_table_has_a_row_a_head(self, run_file: Path, ds) -> None:
+        told = headmix("inspect", run_file, "--layer", "3").stdout
+        assert "Mean overlap between heads" in told
+        rows = [line.split() for line in told.splitlines()]
+        assert {str(h) for h in range(12)} <= {row[0] for row in rows if row}
+        assert terminal.number(float(ds.mean_overlap.sel(layer="L3"))) in told
+
+    def test_of_a_model_measures_it(self) -> None:
+        told = headmix(
+            "inspect", "demo", "--layer", "1", "--layers", "0-1", "--metrics", "projection_kernel"
+        ).stdout
+        assert "demo  L1" in told
+        assert "projection kernel" in told
+
+    def test_eighty_columns_are_enough(self, ds) -> None:
+        for card in (
+            terminal.head_card(cards.head_card(ds, 3, 5)),
+            terminal.layer_card(cards.layer_card(ds, 3), width=80),
+        ):
+            assert "…" not in drawn(card, width=80)
+
+    def test_names_from_strangers_cannot_steer_the_terminal(self, ds) -> None:
+        hostile = ds.assign_attrs(model="\x1b[2J[bold]x[/nope]")
+        card = drawn(terminal.head_card(cards.head_card(hostile, 3, 5)), width=120)
+        assert "\x1b" not in card
+        assert "[bold]x[/nope]" in card
+
+    def test_an_invalid_layer_is_marked(self) -> None:
+        module = torch.nn.MultiheadAttention(8, 2)
+        with torch.no_grad():
+            module.out_proj.weight[0, 0] = torch.nan
+        marked = hm.measure(hm.load(module), metrics=["projection_kernel"])
+        assert "invalid: NaN or infinity in W_O" in drawn(
+            terminal.layer_card(cards.layer_card(marked, 0)), width=80
+        )
+
+
+def drawn(renderable: object, width: int) -> str:
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    console.print(renderable, markup=False, highlight=False)
+    console.file.close()
+    return console.export_text()
+
+
+class TestMeasure:
+    def test_json_reads_back_as_the_same_dataset(self) -> None:
+        import xarray as xr
+
+        told = headmix("measure", "demo", "--layers", "0", "--metrics", "projection_kernel",
+                       "--json").stdout  # fmt: skip
+        back = xr.Dataset.from_dict(json.loads(told))
+        direct = hm.measure("demo", layers=[0], metrics=["projection_kernel"])
+        np.testing.assert_allclose(back.projection_kernel, direct.projection_kernel, rtol=1e-6)
+        assert back.attrs["model"] == "demo"
+
+    def test_default_file_is_named_after_the_model(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        headmix("measure", "demo", "--layers", "0", "--metrics", "projection_kernel")
+        assert hm.open_results("headmix-demo.nc").layer.values.tolist() == ["L0"]
+
+
+class TestReport:
+    def test_of_a_run_writes_the_page(self, run_file: Path, tmp_path: Path) -> None:
+        out = tmp_path / "page.html"
+        told = json.loads(headmix("report", run_file, "--out", out, "--json").stdout)
+        assert told["report"] == str(out)
+        assert told["bytes"] == out.stat().st_size
+        assert told["model"] == "demo"
+        assert told["layers"] == [f"L{i}" for i in range(6)]
+        assert out.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
+
+
+class TestVerify:
+    def test_prints_both_laws_layer_by_layer(self) -> None:
+        told = headmix("verify", "demo").stdout
+        assert "sum error" in told
+        assert "Both laws hold." in told
+        rows = json.loads(headmix("verify", "demo", "--json").stdout)["rows"]
+        assert [row["layer"] for row in rows] == [f"L{i}" for i in range(6)]
+        assert all(row["sum_error"] < 1e-5 and row["independent"] for row in rows)
+
+    def test_a_broken_law_exits_1_with_the_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from headmix.laws import Check, LayerCheck
+
+        bad = LayerCheck("L0", 0.5, False, "exact", "head 1 moved, which kv_of_head does not name")
+        monkeypatch.setattr(hm, "verify", lambda *_, **__: Check("demo", (bad,)), raising=False)
+        told = headmix("verify", "demo", code=1).stdout
+        assert "head 1 moved" in told
+        assert "A law failed." in told
+
+    def test_list_is_the_table_of_architectures(self) -> None:
+        rows = json.loads(headmix("verify", "--list", "--json").stdout)
+        assert [r["model_type"] for r in rows] == [a.model_type for a in architectures.table()]
+        told = headmix("verify", "--list").stdout
+        assert all(a.model_type in told for a in architectures.table())
+
+    def test_needs_a_model_or_list(self) -> None:
+        assert "verify needs a MODEL, or --list" in fails("verify")
+
+
+class TestMetrics:
+    def test_catalogue_names_them_all(self) -> None:
+        told = headmix("metrics").stdout
+        assert all(name in told for name in hm.catalogue())
+
+    def test_one_in_full(self) -> None:
+        told = headmix("metrics", "projection_kernel").stdout
+        metric = hm.catalogue()["projection_kernel"]
+        for text in (metric.formula, metric.null_text, metric.reference, metric.range_text):
+            assert text in told
+        assert ">>>" not in told
+
+    def test_json(self) -> None:
+        entries = json.loads(headmix("metrics", "--json").stdout)
+        assert [e["name"] for e in entries] == list(hm.catalogue())
+
+
+class TestUnusableInput:
+    def test_unknown_metric_lists_the_known(self) -> None:
+        line = fails("metrics", "projection_colonel")
+        assert "unknown metric projection_colonel; known: " in line
+        assert "projection_kernel" in line
+        assert "unknown metric nope" in fails("measure", "demo", "--metrics", "nope", "--json")
+
+    def test_unknown_layer_or_head_lists_those_there_are(self, run_file: Path) -> None:
+        assert "no layer '9'; it has L0, L1, L2, L3, L4, L5" in fails(
+            "inspect", "demo", "--layer", "9"
+        )
+        assert "no layer '9' in these results; they have L0, L1" in fails(
+            "inspect", run_file, "--layer", "9"
+        )
+        assert "layer L3 has no head 12; it has heads 0 to 11" in fails(
+            "inspect", run_file, "--layer", "3", "--head", "12"
+        )
+
+    def test_layer_ranges(self) -> None:
+        assert "--layers 5-3: the range ends before it begins" in fails(
+            "measure", "demo", "--layers", "5-3", "--json"
+        )
+        assert "expected names separated by commas" in fails(
+            "measure", "demo", "--layers", ",", "--json"
+        )
+
+    def test_output_is_refused_before_the_work(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hm, "load", lambda *_, **__: pytest.fail("loaded"), raising=False)
+        missing = tmp_path / "nowhere" / "run.nc"
+        assert f"cannot write {missing}: there is no folder {missing.parent}" in fails(
+            "measure", "demo", "--out", missing
+        )
+        assert f"cannot write {tmp_path}: it is a folder" in fails(
+            "report", "demo", "--out", tmp_path
+        )
+        monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+        assert "is not writable" in fails("report", "demo", "--out", tmp_path / "x.html")
+
+    def test_missing_and_damaged_files(self, tmp_path: Path) -> None:
+        gone = tmp_path / "gone.safetensors"
+        assert f"there is no file or directory {gone}" in fails("measure", gone, "--json")
+        assert f"{tmp_path / 'gone.nc'}: there is no such file" in fails(
+            "inspect", tmp_path / "gone.nc", "--layer", "0"
+        )
+        torn = tmp_path / "torn.nc"
+        torn.write_bytes(b"\x89HDF\r\n\x1a\n torn")
+        assert str(torn) in fails("inspect", torn, "--layer", "0")
+
+    def test_names_in_errors_cannot_steer_the_terminal(self, tmp_path: Path) -> None:
+        assert "\x1b" not in fails("inspect", tmp_path / "\x1b[2Jx.nc", "--layer", "0")
+
+    def test_debug_shows_where(self) -> None:
+        result = headmix("metrics", "nope", "--debug", code=2)
+        assert "Traceback" in result.stderr
+        assert result.stderr.rstrip().splitlines()[-1].startswith("headmix: unknown metric nope")
+
+    def test_a_bug_is_not_called_bad_input(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken() -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(hm, "catalogue", broken, raising=False)
+        with pytest.raises(ZeroDivisionError):
+            headmix("metrics")
+
+
+class TestProcess:
+    """What only a process of its own can show."""
+
+    def test_stdout_is_json_and_stderr_empty_when_piped(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "headmix", "verify", "demo", "--json"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert json.loads(done.stdout)["ok"] is True
+        assert done.stderr == ""
+
+    def test_help_is_quick_because_nothing_heavy_is_imported(self) -> None:
+        script = (
+            "import sys; from headmix.cli import app\n"
+            "app(['--help'], standalone_mode=False)\n"
+            "heavy = {'torch', 'transformers', 'plotly', 'xarray', 'pandas'} & set(sys.modules)\n"
+            "sys.exit(f'imported {heavy}' if heavy else 0)"
+        )
+        subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+    def test_progress_shows_rate_and_end_on_a_terminal_once_work_lasts(self) -> None:
+        seen = on_a_terminal(
+            "import time; from headmix import terminal; terminal.PATIENCE_S = 0.1\n"
+            "with terminal.progress(True) as progress:\n"
+            "    for i in range(20): progress(f'L{i}', i, 20); time.sleep(0.05)"
+        )
+        assert "L1" in seen
+        assert "/20" in seen
+        assert "/s" in seen
+        assert "0:00:0" in seen
+
+    def test_progress_is_silent_for_quick_work_and_when_unwanted(self) -> None:
+        quick = (
+            "from headmix import terminal\n"
+            "with terminal.progress({shown}) as progress: progress('L0', 0, 1)"
+        )
+        assert on_a_terminal(quick.format(shown=True)) == ""
+        long = "import time; from headmix import terminal; terminal.PATIENCE_S = 0\n"
+        long += "with terminal.progress(False) as progress: progress('L0', 0, 1); time.sleep(0.3)"
+        assert on_a_terminal(long) == ""
+
+
+def on_a_terminal(script: str) -> str:
+    """What a script draws on a stderr that is a terminal."""
+    reader, writer = pty.openpty()
+    with os.fdopen(reader, "rb", buffering=0) as screen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], stderr=writer, env=os.environ | {"TERM": "xterm"}
+        )
+        os.close(writer)
+        seen = b""
+        try:
+            while chunk := screen.read(4096):
+                seen += chunk
+        except OSError:  # Linux says so when the other end has closed
+            pass
+        assert process.wait() == 0
+    return seen.decode()
