@@ -1,11 +1,12 @@
 """What is known of each transformers architecture, and which are refused by name.
 
-The table ``architectures.json`` is not written by hand: ``python -m tests.architectures`` builds a
+The table ``architectures.json`` is not written by hand: ``python tests/architectures.py`` builds a
 tiny random model of every listed architecture, runs both laws on it and writes down what it found.
 An architecture that is not listed still loads when both laws hold on the model at hand.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -34,17 +35,16 @@ class Architecture:
     Attributes:
         model_type: as in a transformers config.
         cls: the transformers class that was built.
-        layout: the projections' names and order; several where kinds of layers differ.
-        values: see ``headmix.laws.LayerCheck.values``.
-        heads: "multi-head", "grouped-query" or "multi-query" in the tiny model.
+        layouts: the projections' names and order for each kind of layer, with how values reach z
+            there (a key of ``headmix.model.VALUES``).
+        heads: query heads, KV heads, width of values and of the stream in the tiny model.
         notes: what changes the meaning of the numbers.
         sum_error: the largest error of the sum law over the tiny model's layers.
     """
 
     model_type: str
     cls: str
-    layout: str
-    values: str
+    layouts: Mapping[str, str]
     heads: str
     notes: tuple[str, ...]
     sum_error: float

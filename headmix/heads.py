@@ -27,7 +27,7 @@ class Heads:
         W_V: ``[kv_head, d_in, d_head]``, one a key-value head; None where values are not linear
             in what the layer reads.
         W_Q: ``[head, d_in, d_qk]``; d_qk may differ from d_head.
-        W_K: ``[kv_head, d_in, d_qk]``.
+        W_K: ``[kv_head, d_in_k, d_qk]``.
         b_V: ``[kv_head, d_head]``.
         b_O: ``[d_model]``.
         kv_of_head: the key-value head that each query head uses; by default consecutive query
@@ -45,7 +45,7 @@ class Heads:
     W_O: Float[Tensor, "head d_head d_model"]
     W_V: Float[Tensor, "kv_head d_in d_head"] | None = None
     W_Q: Float[Tensor, "head d_in_q d_qk"] | None = None
-    W_K: Float[Tensor, "kv_head d_in d_qk"] | None = None
+    W_K: Float[Tensor, "kv_head d_in_k d_qk"] | None = None
     b_V: Float[Tensor, "kv_head d_head"] | None = None
     b_O: Float[Tensor, "d_model"] | None = None
     kv_of_head: Sequence[int] | None = None

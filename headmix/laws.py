@@ -12,8 +12,8 @@ way (``values`` in the result).
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,10 +21,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headmix.heads import Heads
-from headmix.model import AttentionModel
+from headmix.model import VALUES, AttentionModel, Site
 from headmix.registry import NotApplicable
 
-#: Largest relative error of the sum law, by the precision the model runs in.
+#: Largest relative error of the sum law, by the precision the model runs in; that of the weights
+#: as read counts where it is coarser.
 SUM_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 #: Two z-blocks count as unmoved below this fraction of the shift (rounding only).
@@ -54,6 +55,11 @@ class LayerCheck:
     @property
     def ok(self) -> bool:
         return not self.reason
+
+    @property
+    def ran(self) -> bool:
+        """Whether the batch reached this layer at all."""
+        return self.sum_error is not None
 
 
 @dataclass(frozen=True)
@@ -115,17 +121,50 @@ def verify(
     return Check(model.name, tuple(rows))
 
 
+def prove(model: AttentionModel, inputs: Any = None) -> AttentionModel:
+    """The model with what the laws found: refused layers, and how values reach z.
+
+    Raises:
+        ValueError: no layer that the batch reached passed; the message holds the first reasons.
+    """
+    check = verify(model, inputs)
+    refused = {row.layer: row.reason for row in check.rows if row.ran and not row.ok}
+    if not any(row.ok for row in check.rows):
+        reasons = "; ".join(f"{row.layer}: {row.reason}" for row in check.rows[:3])
+        raise ValueError(
+            f"{model.name}: the head layout that was recognised does not hold ({reasons}). "
+            "Recognised: "
+            + ", ".join(sorted({str(s.attention.layout) for s in model.sites.values()}))
+            + ". Name the right one: layout=headmix.Layout(o=..., v=..., q=..., k=..., n_heads=...)"
+        )
+    for row in check.rows:
+        site = model.sites[row.layer]
+        if row.ok:
+            settle(site, row.values)
+        elif not row.ran:
+            site.notes += ("not proven: the test batch never reached this layer",)
+    return replace(model, refused=refused)
+
+
+def settle(site: Site, values: str) -> None:
+    """Write down how values reach z at this site."""
+    site.values = values
+    if VALUES[values]:
+        site.notes += (VALUES[values],)
+
+
 def _check_layer(model: AttentionModel, layer: str, inputs: Any) -> LayerCheck:
     heads = model.heads(layer)
     if (bad := heads.nonfinite()) is not None:
         return LayerCheck(layer, None, False, "", f"NaN or infinity in {bad}")
     seen = _observe(model, layer, inputs)
     if seen is None:
-        return LayerCheck(layer, None, False, "", "the output projection was never called")
+        return LayerCheck(layer, None, False, "", "the batch never reached its output projection: pass inputs= that do")
     z, out, precision = seen
     error = _sum_error(heads, z, out)
-    if error > SUM_TOLERANCE[precision]:
-        reason = f"sum law: relative error {error:.1e} exceeds {SUM_TOLERANCE[precision]:.0e}"
+    tolerance = max(SUM_TOLERANCE[precision], SUM_TOLERANCE[heads.W_O.dtype])
+    if error > tolerance:
+        reason = f"sum law: relative error {error:.1e} exceeds {tolerance:.0e}"
         return LayerCheck(layer, error, False, "", reason)
     values, reason = _independence(model, heads, inputs, z)
     return LayerCheck(layer, error, not reason, values, reason)
@@ -146,10 +185,8 @@ def _observe(
         stack.enter_context(site.watch(watcher))
         if shift is not None:
             stack.enter_context(site.shift_values(shift))
-        try:
+        with suppress(_SeenEnough):
             model.forward(inputs)
-        except _SeenEnough:
-            pass
     return seen[0] if seen else None
 
 

@@ -42,6 +42,7 @@ FUSED = {
     "W_pack": "thirds",
     "query_key_value": "grouped",
     "in_proj": "grouped",
+    "in_proj_weight": "thirds",  # of nn.MultiheadAttention, in a checkpoint
 }
 
 #: Names of the output projection: beside the value projection, or one level up.
@@ -91,6 +92,8 @@ class Layout:
             "key_value": all keys, then all values; "latent": for each head the keys' part, then
             the values (multi-head latent attention); "codegen": thirds as q, v, k in four shards.
         n_heads: the number of query heads; looked up in the module and its config when None.
+        kv_of_head: the KV head that each query head uses, for example ``(0, 1, 0, 1)``; by default
+            consecutive query heads share one.
     """
 
     o: str
@@ -99,6 +102,7 @@ class Layout:
     k: str | None = None
     order: str = "separate"
     n_heads: int | None = None
+    kv_of_head: tuple[int, ...] | None = None
 
     @property
     def fused(self) -> bool:
@@ -143,12 +147,22 @@ class Attention:
     def n_kv_heads(self) -> int:
         return self.v.features.shape[0]
 
+    @property
+    def kv_of_head(self) -> tuple[int, ...]:
+        H, KV = self.n_heads, self.n_kv_heads
+        return self.layout.kv_of_head or tuple(h * KV // H for h in range(H))
+
 
 Shapes = Mapping[str, tuple[int, int]]
 
 
 def find_attention(
-    shapes: Shapes, lookup: Lookup, *, layout: Layout | None = None, model_type: str = ""
+    shapes: Shapes,
+    lookup: Lookup,
+    *,
+    layout: Layout | None = None,
+    model_type: str = "",
+    order: str | None = None,
 ) -> list[Attention]:
     """Recognise the attention layers of a model from the shapes of its weight matrices.
 
@@ -157,11 +171,12 @@ def find_attention(
         lookup: finds the number of heads for a path.
         layout: the only layout to look for; by default all known names.
         model_type: as in a transformers config; settles the order of some fused projections.
+        order: the order to try for every fused projection, in place of the usual one.
 
     Raises:
         UnknownLayout: nothing was recognised.
     """
-    rows = list(_named(shapes, layout) if layout else _recognised(shapes, model_type))
+    rows = list(_named(shapes, layout) if layout else _recognised(shapes, model_type, order))
     found, refused = [], []
     for path, row in rows:
         try:
@@ -198,7 +213,9 @@ def _named(shapes: Shapes, layout: Layout) -> Iterable[tuple[str, Layout]]:
                 yield home, layout
 
 
-def _recognised(shapes: Shapes, model_type: str) -> Iterable[tuple[str, Layout]]:
+def _recognised(
+    shapes: Shapes, model_type: str, order: str | None
+) -> Iterable[tuple[str, Layout]]:
     """Every module whose children have names in the tables above."""
     taken: set[str] = set()
     for path in shapes:
@@ -206,6 +223,8 @@ def _recognised(shapes: Shapes, model_type: str) -> Iterable[tuple[str, Layout]]
         row = _row_for(home, name, shapes, model_type)
         if row is None:
             continue
+        if order and row.fused:
+            row = replace(row, order=order)
         for up in (home, _parent(home)) if home else ("",):
             output = next((o for o in OUTPUT if _output_fits(_join(up, o), path, shapes)), None)
             if output is not None and _join(up, output) not in taken:
@@ -254,6 +273,8 @@ def _attention(path: str, row: Layout, shapes: Shapes, lookup: Lookup) -> Attent
             f"{path or 'the module'}: {v} has {out} features, which do not hold the "
             f"{row.order} projections of {n_heads} heads of width {d}"
         )
+    if "q" in features and "k" in features and features["q"].shape[1] != features["k"].shape[1]:
+        features = {"v": features["v"]}  # the query projection holds more than queries (a gate)
     fused = dict.fromkeys("qk", (v, out)) | qk
     parts = {p: Projection(fused[p][0], features[p]) for p in "qk" if p in features}
     whole = torch.arange(concat).reshape(n_heads, d)
@@ -310,6 +331,8 @@ def name_layers(found: list[Attention]) -> list[Attention]:
     The number is the first index in the path; the stream is the first part of the path before it
     that tells the towers of a model apart.
     """
+    if not found:
+        return []
     towers = _tower_names([_before_index(a.path) for a in found])
     named: list[tuple[Attention, str]] = []
     for a in found:
@@ -362,7 +385,7 @@ def _tower_names(prefixes: list[str]) -> dict[str, str]:
     parts = {p: p.split(".") for p in distinct}
     common = set.intersection(*(set(v) for v in parts.values()))
     short = {
-        p: re.sub(r"_(model|tower)$", "", next((c for c in v if c not in common), v[-1]))
+        p: re.sub(r"_(model|tower|blocks)$", "", next((c for c in v if c not in common), v[-1]))
         for p, v in parts.items()
     }
     unique = _counted(short.values())

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -17,10 +17,31 @@ from headmix.registry import NotApplicable
 Watcher = Callable[[Float[Tensor, "*token concat"], Float[Tensor, "*token d_model"]], None]
 
 
+#: What a constant added to a head's values becomes on its way to z (found by the independence
+#: law), and what that means for the numbers.
+VALUES = {
+    "exact": "",
+    "scaled": "attention rows do not sum to one (sinks): b_V W_O is not a constant of the output",
+    "not linear": "a gate or norm stands between the values and z: W_V alone does not say what a "
+    "head writes, so OV metrics are left out",
+}
+
+
+class RefusedLayer(ValueError):
+    """The laws failed on this layer, so that its heads are not known; the message says how."""
+
+
+@runtime_checkable
 class Site(Protocol):
-    """One attention layer inside a model: its weights, and how to watch and disturb it."""
+    """One attention layer inside a model: its weights, and how to watch and disturb it.
+
+    Attributes:
+        notes: what changes the meaning of the layer's numbers; reaches the report.
+        values: a key of ``VALUES``; where "not linear", ``heads`` leaves W_V and b_V out.
+    """
 
     notes: tuple[str, ...]
+    values: str
 
     def heads(self) -> Heads:
         """The layer's weights, read now."""
@@ -53,7 +74,8 @@ class AttentionModel:
         provenance: source, class, revision or file hashes, dtype: saved with every result.
         vocabulary: reads the token embeddings; raises NotApplicable where there are none.
         reads: reads the feed-forward's read weights of a layer; raises NotApplicable likewise.
-        example: makes a tiny batch of keyword arguments for ``module``, for the laws.
+        example: makes a tiny batch of input for ``module``, for the laws.
+        refused: layers on which a law failed, with the reason.
     """
 
     name: str
@@ -63,7 +85,8 @@ class AttentionModel:
     provenance: Mapping[str, str] = field(default_factory=dict)
     vocabulary: Callable[[], Vocabulary] = _no_vocabulary
     reads: Callable[[str], NeuronReads] = _no_reads
-    example: Callable[[], Mapping[str, Any]] | None = None
+    example: Callable[[], Any] | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def layers(self) -> list[str]:
@@ -87,15 +110,23 @@ class AttentionModel:
     def heads(self, layer: str | int) -> Heads:
         """The per-head weights of one layer.
 
+        Raises:
+            RefusedLayer: a law failed on it.
+
         >>> import headmix as hm, torch
         >>> model = hm.load(torch.nn.MultiheadAttention(8, 2))
         >>> model.heads(0)
         Heads(L0: 2 heads on 2 KV heads, d_head=4, d_model=8, raw)
         """
-        return self.sites[self.layer_name(layer)].heads()
+        name = self.layer_name(layer)
+        if name in self.refused:
+            raise RefusedLayer(f"{self.name}: {name} is refused: {self.refused[name]}")
+        return self.sites[name].heads()
 
     def forward(self, inputs: Mapping[str, Any] | Tensor | tuple[Any, ...]) -> Any:
         """One forward pass in evaluation mode without gradients; the training flags come back.
+
+        A model that draws random numbers even then (masks, say) draws the same ones every time.
 
         Raises:
             NotApplicable: only the weights were loaded, so that there is nothing to run.
@@ -107,7 +138,8 @@ class AttentionModel:
         training = [m for m in self.module.modules() if m.training]
         self.module.eval()
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), torch.random.fork_rng():
+                torch.manual_seed(0)
                 if isinstance(inputs, Mapping):
                     return self.module(**inputs)
                 return self.module(*inputs) if isinstance(inputs, tuple) else self.module(inputs)

@@ -30,8 +30,8 @@ def load(
     Args:
         model: a hub id, a local directory, a ``.safetensors`` or ``.gguf`` file, "demo"; or, in
             memory, a transformers model, a ``TransformerBridge``, ``torch.nn.MultiheadAttention``
-            or a module that contains it, or any module whose ``layout`` is named. What is in
-            memory is never changed.
+            or a module that contains it, any module whose ``layout`` is named, or an
+            AttentionModel. What is in memory is never changed.
         processing: "raw", or "folded": norms folded into readers and writers centred, by
             TransformerLens's own processing, on a copy.
         layout: where a hand-built module keeps its projections.
@@ -55,7 +55,10 @@ def load(
     if processing == "folded":
         from headmix.sources import transformer_lens
 
+        options |= {"layout": layout, "weights_only": weights_only}
         return transformer_lens.folded(model, **options)
+    if isinstance(model, AttentionModel):
+        return model
     if isinstance(model, nn.Module):
         return _from_object(model, layout, options)
     if not isinstance(model, str | Path):

@@ -76,6 +76,7 @@ class MultiheadSite:
     attention: Attention
     root: nn.Module
     dtype: torch.dtype = torch.float32
+    values: str = "exact"
     notes: tuple[str, ...] = ()
     _shift: Tensor | None = field(default=None, repr=False)
 
@@ -86,8 +87,11 @@ class MultiheadSite:
     def heads(self) -> Heads:
         mha, H = self._module, self.attention.n_heads
 
+        def copy(weight: Tensor) -> Tensor:  # never a view of the user's own
+            return weight.detach().to("cpu", self.dtype, copy=True).contiguous()
+
         def per_head(weight: Tensor) -> Tensor:  # [H·d, in] → [head, in, d]
-            return weight.detach().to("cpu", self.dtype).unflatten(0, (H, -1)).mT.contiguous()
+            return copy(weight.unflatten(0, (H, -1)).mT)
 
         if mha.in_proj_weight is not None:
             W_Q, W_K, W_V = map(per_head, mha.in_proj_weight.chunk(3))
@@ -96,12 +100,12 @@ class MultiheadSite:
         b_V = None if mha.in_proj_bias is None else mha.in_proj_bias.chunk(3)[2].unflatten(0, (H, -1))
         b_O = mha.out_proj.bias
         return Heads(
-            W_O=mha.out_proj.weight.detach().to("cpu", self.dtype).T.unflatten(0, (H, -1)),
+            W_O=copy(mha.out_proj.weight.T.unflatten(0, (H, -1))),
             W_V=W_V,
             W_Q=W_Q,
             W_K=W_K,
-            b_V=None if b_V is None else b_V.detach().to("cpu", self.dtype),
-            b_O=None if b_O is None else b_O.detach().to("cpu", self.dtype),
+            b_V=None if b_V is None else copy(b_V),
+            b_O=None if b_O is None else copy(b_O),
             layer=self.attention.name,
             kv_stream="encoder" if self.attention.cross else None,
         )
@@ -131,13 +135,16 @@ class MultiheadSite:
 
     @contextmanager
     def _hooked(self, hook: Any) -> Iterator[None]:
-        # Registering any hook also switches off the fused inference kernel of
-        # nn.TransformerEncoderLayer, which would pass this module by.
+        # PyTorch's fused inference path would pass this module by, or pack padded batches into
+        # nested tensors, in which tokens are no longer where they were.
+        fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
         handle = self._module.register_forward_hook(hook, with_kwargs=True)
         try:
             yield
         finally:
             handle.remove()
+            torch.backends.mha.set_fastpath_enabled(fused)
 
     def _sequence_first(self, t: Tensor) -> bool:
         return t.ndim == 3 and not self._module.batch_first
