@@ -4,7 +4,6 @@ Shapes come from headers; a layer's projections are read when its heads are aske
 so that memory is one layer, whatever the size of the model. No code of the model's is ever run.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch import Tensor
 from headmix import architectures
 from headmix.heads import Heads
 from headmix.laws import settle
-from headmix.layouts import Attention, Layout, UnknownLayout, find_attention
+from headmix.layouts import Attention, Layout, Lookup, Shapes, UnknownLayout, find_attention
 from headmix.model import AttentionModel, Watcher
 from headmix.registry import NotApplicable
 from headmix.sources import gguf, llama_cpp
@@ -26,10 +25,8 @@ from headmix.sources.assembly import build_heads, streams_of
 from headmix.sources.config import Config
 from headmix.sources.embeddings import read_vocabulary
 from headmix.sources.folders import local, open_store
-from headmix.sources.stores import BadCheckpoint, Store, Stored, read_json
-
-#: The GPT-2 family, whose weights are stored [in, out].
-_CONV1D = frozenset({"c_attn", "q_attn", "c_proj", "c_fc"})
+from headmix.sources.matrices import Matrices
+from headmix.sources.stores import BadCheckpoint, Store, read_json
 
 
 def open_checkpoint(
@@ -80,7 +77,7 @@ def open_checkpoint(
             f"{file}: there is no config.json beside it, so that nothing says how many heads the "
             "model has: name them, n_heads=... (or layout=headmix.Layout(..., n_heads=...))"
         )
-    sites = _sites(store, description, layout, n_heads, precision, file)
+    sites = _sites(Matrices(store, precision), description, layout, n_heads, file)
     tied = description is not None and description.ties_embeddings
     return AttentionModel(
         name=name or (where.name if where.is_dir() else file.stem),
@@ -113,82 +110,45 @@ def _description(file: Path, store: Store) -> Config | llama_cpp.Metadata | None
 
 
 def _sites(
-    store: Store,
+    matrices: Matrices,
     description: Config | llama_cpp.Metadata | None,
     layout: Layout | None,
     n_heads: int | None,
-    dtype: torch.dtype,
     file: Path,
 ) -> dict[str, "CheckpointSite"]:
-    names = {_path(n): n for n in sorted(store.tensors, key=_depth) if n.endswith("weight")}
-    names = {p: n for p, n in names.items() if _is_matrix(store.tensors[n])}
-    transposed = _stored_in_out(names, store)
-    shapes = {
-        p: (s[1], s[0]) if p in transposed else (s[0], s[1])
-        for p, n in names.items()
-        if (s := store.tensors[n].shape)
-    }
-
-    def lookup(path: str, wanted: Iterable[str]) -> int | None:
-        wanted = tuple(wanted)
-        if n_heads and "num_attention_heads" in wanted:
+    def lookup(path: str, names: Iterable[str]) -> int | None:
+        names = tuple(names)
+        if n_heads and "num_attention_heads" in names:
             return n_heads
-        return description.lookup(path, wanted) if description else None
+        return description.lookup(path, names) if description else None
 
     model_type = description.model_type if description else ""
     layout = layout or getattr(description, "layout", None)
     try:
-        found = find_attention(shapes, lookup, layout=layout, model_type=model_type)
+        found = _recognise(matrices.shapes, lookup, layout, model_type)
     except UnknownLayout as reason:
-        raise UnknownLayout(f"{file}: {reason}{_packed(store)}") from None
+        packed = matrices.packed
+        hint = f". Weights stored as {packed} are quantised: dequantise them" if packed else ""
+        raise UnknownLayout(f"{file}: {reason}{hint}") from None
     for a in found:
-        if description and (wrong := description.contradiction(a, shapes[a.o.path][0])):
+        if description and (wrong := description.contradiction(a, matrices.shapes[a.o.path][0])):
             raise BadCheckpoint(f"{file}: {a.path}: {wrong}")
-    sites = {a.name: CheckpointSite(a, store, names, transposed, dtype) for a in found}
+    sites = {a.name: CheckpointSite(a, matrices) for a in found}
     _settle(sites, model_type)
     return sites
 
 
-def _path(tensor: str) -> str:
-    """The path of a module from the name of its weight; ``in_proj_weight`` is its own module."""
-    return tensor.removesuffix(".weight")
-
-
-def _depth(name: str) -> list[tuple[int, int, str]]:
-    """A sorting key that puts layers in the order in which a model runs them."""
-    last = re.compile(r"decoder|cross|enc")  # decoders after encoders, cross- after self-attention
-    return [
-        (0, int(p), "") if p.isdecimal() else (2 if last.match(p) and p != "encoder" else 1, 0, p)
-        for p in name.split(".")
-    ]
-
-
-def _is_matrix(stored: Stored) -> bool:
-    packed = stored.dtype.upper().startswith(("U", "I", "BOOL")) and not gguf.bits(stored.dtype)
-    return len(stored.shape) == 2 and min(stored.shape) > 0 and not packed
-
-
-def _stored_in_out(names: Mapping[str, str], store: Store) -> frozenset[str]:
-    """The paths of weights stored [in, out], as GPT-2's Conv1D does.
-
-    Its fused projection gives it away: queries, keys and values together are wider than the stream.
-    """
-    shapes = {p: store.tensors[n].shape for p, n in names.items()}
-    fused = [s for p, s in shapes.items() if p.rpartition(".")[2] == "c_attn"]
-    if not any(columns > rows for rows, columns in fused):
-        return frozenset()
-    return frozenset(p for p in names if p.rpartition(".")[2] in _CONV1D)
-
-
-def _packed(store: Store) -> str:
-    """What to add when nothing was recognised because weights are packed integers."""
-    packed = sorted(
-        {s.dtype for n, s in store.tensors.items() if "weight" in n and len(s.shape) == 2}
-        & {"U8", "I8", "I32", "uint8", "int8", "int32"}
-    )
-    if not packed:
-        return ""
-    return f". Many weights are stored as {', '.join(packed)}, quantised: dequantise them first"
+def _recognise(
+    shapes: Shapes, lookup: Lookup, layout: Layout | None, model_type: str
+) -> list[Attention]:
+    """The attention layers; those of nn.MultiheadAttention, as in live models, if no others."""
+    modules = {p: s for p, s in shapes.items() if not p.endswith("in_proj_weight")}
+    try:
+        return find_attention(modules, lookup, layout=layout, model_type=model_type)
+    except UnknownLayout:
+        if len(modules) == len(shapes):
+            raise
+        return find_attention(shapes, lookup, layout=layout, model_type=model_type)
 
 
 def _settle(sites: Mapping[str, "CheckpointSite"], model_type: str) -> None:
@@ -210,34 +170,23 @@ class CheckpointSite:
     """One attention layer of a checkpoint that was not built."""
 
     attention: Attention
-    store: Store
-    names: Mapping[str, str]
-    transposed: frozenset[str]
-    dtype: torch.dtype
+    matrices: Matrices
     values: str = "exact"
     notes: tuple[str, ...] = ()
 
     def heads(self) -> Heads:
         return build_heads(
             self.attention,
-            self._weight,
-            self._bias,
+            self.matrices.weight,
+            self.matrices.bias,
             streams=streams_of(self.attention),
             values=self.values,
         )
 
-    def _weight(self, path: str) -> Float[Tensor, "out in"]:
-        weight = self.store.read(self.names[path], self.dtype)
-        return weight.T if path in self.transposed else weight
-
-    def _bias(self, path: str) -> Float[Tensor, "out"] | None:
-        name = self.names[path].removesuffix("weight") + "bias"
-        return self.store.read(name, self.dtype) if name in self.store.tensors else None
-
     def quantisation(self) -> tuple[str, ...]:
         """A note where this layer's weights are quantised."""
         a = self.attention
-        used = {self.store.tensors[self.names[p.path]].dtype for p in (a.o, a.v, a.q, a.k) if p}
+        used = {self.matrices.stored(p.path).dtype for p in (a.o, a.v, a.q, a.k) if p}
         packed = {d: b for d in sorted(used) if (b := gguf.bits(d))}
         if not packed:
             return ()

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class Stored:
     dtype: str
 
 
+@runtime_checkable
 class Store(Protocol):
     """Named tensors in one or more files.
 
