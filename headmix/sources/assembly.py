@@ -47,7 +47,7 @@ def build_heads(
         W_K=per_head(a.k),
         b_V=None if b_V is None or v is None else _copy(_rows(b_V, v.features)),
         b_O=None if b_O is None else _copy(b_O),
-        kv_of_head=[h * a.n_kv_heads // a.n_heads for h in range(a.n_heads)],
+        kv_of_head=a.kv_of_head,
         layer=a.name,
         processing=processing,
         stream=streams[0],
