@@ -1,8 +1,11 @@
 """Figures: one function per shape of result, never per metric; the null is always drawn."""
 
+import textwrap
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
+from plotly.colors import sample_colorscale
 
 from headmix.shapes import UNITS, Measured, metric_names, shape_of
 
@@ -20,16 +23,30 @@ SCALES = {
 }
 INK, MUTED, GRID, ACCENT = "#1d2126", "#5f6670", "#e3e0d9", "#1f5f9c"
 BAND = "rgba(120, 116, 106, 0.22)"
+#: For curves of heads or layers in their order.
+_ORDERED = "Cividis"
+_LEGEND_BELOW = {"orientation": "h", "y": -0.24, "x": 0}
 
 _LAYOUT = go.Layout(
     paper_bgcolor="#fdfcfa",
     plot_bgcolor="#fdfcfa",
     font={"family": "Inter, Helvetica Neue, Segoe UI, Arial, sans-serif", "size": 13, "color": INK},
-    colorway=[ACCENT, "#cf6a21", "#4f8a6b", "#7a5c99", "#8a7a2d", "#5f6670"],
     title={"x": 0, "xref": "paper", "font": {"size": 16}},
-    margin={"l": 70, "r": 30, "t": 60, "b": 60},
-    xaxis={"gridcolor": GRID, "zeroline": False, "linecolor": MUTED, "ticks": "outside"},
-    yaxis={"gridcolor": GRID, "zeroline": False, "linecolor": MUTED, "ticks": "outside"},
+    margin={"l": 70, "r": 30, "t": 60, "b": 70},
+    xaxis={
+        "gridcolor": GRID,
+        "zeroline": False,
+        "linecolor": MUTED,
+        "ticks": "outside",
+        "title": {"font": {"size": 13}},
+    },
+    yaxis={
+        "gridcolor": GRID,
+        "zeroline": False,
+        "linecolor": MUTED,
+        "ticks": "outside",
+        "title": {"font": {"size": 13}},
+    },
     hoverlabel={"bgcolor": "#fdfcfa", "font": {"color": INK}},
 )
 
@@ -91,12 +108,16 @@ def _to_two_axes(chosen: Measured) -> tuple[Measured, list[str]]:
         over = tuple(d for d in dims if d in UNITS or d.removesuffix("_b") in UNITS)[
             2 - len(dims) :
         ]
-        return chosen.reduce("max", over), [f"strongest over {' and '.join(over)}"]
+        return chosen.reduce("max", over), [f"strongest over {_several(over)}"]
     over = tuple(d for d in dims if d.endswith("_b")) or tuple(d for d in dims if d in UNITS)
     over = over or tuple(dims[: len(dims) - 2])
-    reduced, words = chosen.without_self().reduce("mean", over), [f"mean over {' and '.join(over)}"]
+    reduced, words = chosen.without_self().reduce("mean", over), [f"mean over {_several(over)}"]
     further, more = _to_two_axes(reduced)
     return further, words + more
+
+
+def _several(dims: tuple[str, ...]) -> str:
+    return " and ".join(f"{_axis(d)}s" for d in dims)
 
 
 def _draw(chosen: Measured, attrs: dict[str, str], where: list[str]) -> go.Figure:
@@ -108,11 +129,19 @@ def _draw(chosen: Measured, attrs: dict[str, str], where: list[str]) -> go.Figur
         figure = _map(chosen, attrs)
     else:
         figure = _profile(chosen, attrs)
-    title = f"<b>{_plain(attrs['title'])}</b>" + "".join(f" · {_plain(w)}" for w in where)
-    figure.update_layout(_LAYOUT).update_layout(
-        title={"text": title, "subtitle": {"text": _caption(attrs), "font": {"color": MUTED}}}
+    return _titled(figure, attrs, where, _caption(attrs))
+
+
+def _titled(
+    figure: go.Figure, attrs: dict[str, str], where: list[str], lines: list[str]
+) -> go.Figure:
+    """Title, and under it the definition in as many lines as it needs."""
+    title = " · ".join([f"<b>{_plain(attrs['title'])}</b>", *map(_plain, where)])
+    subtitle = {"text": "<br>".join(map(_plain, lines)), "font": {"color": MUTED, "size": 11}}
+    return figure.update_layout(_LAYOUT).update_layout(
+        title={"text": title, "subtitle": subtitle, "y": 0.97, "yanchor": "top"},
+        margin_t=56 + 15 * len(lines),
     )
-    return figure
 
 
 def _counts_parts(dim: str) -> bool:
@@ -122,7 +151,6 @@ def _counts_parts(dim: str) -> bool:
 def _map(chosen: Measured, attrs: dict[str, str]) -> go.Figure:
     """Two axes of parts: one cell each, coloured by the distance from the null."""
     rows, columns = chosen.value.dims
-    null = None if chosen.mean is None else float(chosen.mean.mean())
     hover = f"{_axis(rows)} %{{y}}, {_axis(columns)} %{{x}}<br>%{{z:.4g}}"
     if chosen.mean is not None:
         hover += "<br>null %{customdata:.4g}"
@@ -131,8 +159,7 @@ def _map(chosen: Measured, attrs: dict[str, str]) -> go.Figure:
         x=_labels(chosen.value[columns]),
         y=_labels(chosen.value[rows]),
         customdata=None if chosen.mean is None else chosen.mean.values,
-        colorscale=SCALES["light"]["sequential" if null is None else "diverging"],
-        zmid=null,
+        **_colours(chosen),
         xgap=1,
         ygap=1,
         colorbar={"title": {"text": _quantity(attrs), "side": "right"}, "outlinewidth": 0},
@@ -146,14 +173,33 @@ def _map(chosen: Measured, attrs: dict[str, str]) -> go.Figure:
     return figure
 
 
+def _colours(chosen: Measured) -> dict[str, object]:
+    """A scale centred on the null, equally strong on both sides; the part in use is shown."""
+    finite = chosen.value.values[np.isfinite(chosen.value.values)]
+    if chosen.mean is None or not finite.size:
+        return {"colorscale": SCALES["light"]["sequential"]}
+    null = float(chosen.mean.mean())
+    low, high = min(float(finite.min()), null), max(float(finite.max()), null)
+    span = max(null - low, high - null) or 1.0
+    part = np.linspace(0.5 + (low - null) / (2 * span), 0.5 + (high - null) / (2 * span), 25)
+    scale = sample_colorscale(SCALES["light"]["diverging"], part.tolist())
+    return {"colorscale": scale, "zmin": low, "zmax": high}
+
+
 def _profile(chosen: Measured, attrs: dict[str, str]) -> go.Figure:
     """One number a layer or head, over the null's mean ± 2 sd."""
     dims = chosen.value.dims
     x = _labels(chosen.value[dims[0]]) if dims else [""]
     figure = go.Figure(_null(chosen, x))
     figure.add_scatter(
-        x=x, y=chosen.value.values.reshape(-1), mode="lines+markers", name=_plain(attrs["title"])
+        x=x,
+        y=chosen.value.values.reshape(-1),
+        mode="lines+markers" if dims == ("layer",) else "markers",  # heads have no order
+        name=_plain(attrs["title"]),
+        line={"color": ACCENT},
+        marker={"size": 8},
     )
+    figure.update_layout(legend=_LEGEND_BELOW)
     figure.update_xaxes(title=_axis(dims[0]) if dims else "", type="category")
     figure.update_yaxes(title=_quantity(attrs))
     return figure
@@ -171,8 +217,9 @@ def _curves(chosen: Measured, along: str, attrs: dict[str, str]) -> go.Figure:
     figure = go.Figure(_null(one_null, x))
     curves = chosen.value.transpose(*others, along).values.reshape(-1, len(x))
     names = _labels(chosen.value[others[0]]) if others else [attrs["title"]]
-    for name, curve in zip(names, curves, strict=True):
-        figure.add_scatter(x=x, y=curve, mode="lines", name=_plain(name))
+    shades = sample_colorscale(_ORDERED, max(len(curves), 2)) if others else [ACCENT]
+    for name, curve, shade in zip(names, curves, shades, strict=False):
+        figure.add_scatter(x=x, y=curve, mode="lines", name=_plain(name), line={"color": shade})
     legend = _axis(others[0]) if others else ""
     figure.update_layout(legend={"title": {"text": legend}})
     figure.update_xaxes(title=_axis(along))
@@ -211,14 +258,17 @@ def _table(value: xr.DataArray, attrs: dict[str, str], where: list[str]) -> go.F
     ]
     columns.append([_plain(text) for text in value.values.ravel()])
     figure = go.Figure(go.Table(header={"values": header}, cells={"values": columns}))
-    title = f"<b>{_plain(attrs['title'])}</b>" + "".join(f" · {_plain(w)}" for w in where)
-    return figure.update_layout(_LAYOUT).update_layout(title={"text": title})
+    return _titled(figure, attrs, where, [])
 
 
-def _caption(attrs: dict[str, str]) -> str:
-    parts = [attrs.get("formula", ""), attrs.get("range") and f"range {attrs['range']}"]
-    parts.append(attrs.get("null") and f"null: {attrs['null']}")
-    return _plain(" · ".join(p for p in parts if p))
+def _caption(attrs: dict[str, str]) -> list[str]:
+    definition = " · ".join(
+        part
+        for part in (attrs.get("formula"), attrs.get("range") and f"range {attrs['range']}")
+        if part
+    )
+    null = f"null: {attrs['null']}" if attrs.get("null") else ""
+    return textwrap.wrap(definition, 90) + textwrap.wrap(null, 90)
 
 
 def _quantity(attrs: dict[str, str]) -> str:

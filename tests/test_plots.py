@@ -46,7 +46,14 @@ def test_a_map_shows_the_values_centred_on_the_null(ds):
     off = ~np.eye(len(value), dtype=bool)
     assert np.array_equal(cells.z[off], value[off])
     assert np.isnan(np.diag(cells.z)).all()  # a head with itself compares nothing
-    assert cells.zmid == pytest.approx(4 / 16)  # d_head / d_model
+    null = 4 / 16  # d_head / d_model
+    span = max(cells.zmax - null, null - cells.zmin)
+    neutral = cells.colorscale[round(24 * (null - cells.zmin) / (cells.zmax - cells.zmin))][1]
+    assert (cells.zmin, cells.zmax) == pytest.approx(
+        (min(value[off].min(), null), value[off].max())
+    )
+    assert span == pytest.approx(value[off].max() - null)
+    assert min(map(int, neutral[4:-1].split(","))) > 200  # pale, as in the middle of the scale
 
 
 def test_without_a_layer_pairs_are_averaged_over_the_others(ds):
@@ -54,7 +61,7 @@ def test_without_a_layer_pairs_are_averaged_over_the_others(ds):
     value = ds.projection_kernel.values
     others = (value.sum(-1) - 1) / (value.shape[-1] - 1)
     np.testing.assert_allclose(figure.data[0].z, others, rtol=1e-5)
-    assert "mean over head_b" in figure.layout.title.text
+    assert "mean over other heads" in figure.layout.title.text
 
 
 def test_pairs_across_layers_show_the_strongest(ds):
@@ -80,7 +87,7 @@ def test_a_null_without_a_spread_is_a_line(ds):
 
 
 def test_a_metric_without_a_null_draws_none(ds):
-    assert plot(ds, "per_group").data[0].zmid is None
+    assert plot(ds, "per_group").data[0].zmax is None  # nothing to centre on
     assert [t.name for t in plot(ds, "eigen", layer=0).data] == ["Title of eigen"]
 
 

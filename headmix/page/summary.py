@@ -95,7 +95,8 @@ def place(ds: xr.Dataset, at: dict[Any, Any]) -> str:
         layer = at.get("layer" + end, at["layer"])
         if unit or not end:
             number = "" if unit is None else f"{'H' if unit == 'head' else 'KV'}{at[unit + end]}"
-            names.append(layers[layer] + number)
+            space = " " if unit and not re.fullmatch(r"L\d+", layers[layer]) else ""
+            names.append(layers[layer] + space + number)
     return (" → " if "layer_b" in at else " – ").join(names)
 
 

@@ -49,7 +49,7 @@ function distance({ z }) {
 function nearest(layer, head, n = 3) {
   return metricsOf("matrix").map((metric) => {
     const found = partners(metric, layer, head).sort((a, b) => strength(metric, b) - strength(metric, a)).slice(0, n);
-    return found.length ? titled(`Nearest by ${lower(metric.title)}`, table(HEAD(), found.map((p) => partnerRow(metric, p, "_b")))) : null;
+    return found.length ? titled(`Nearest by ${lower(metric.title)}`, table(HEAD(), found.map((p) => partnerRow(metric, p, "_b"))), "partners") : null;
   });
 }
 
@@ -60,11 +60,12 @@ function composed(layer, head, n = 3) {
     const from = all.filter((p) => isOwn(metric, p.at, layer, head, "_b")).slice(0, n);
     const to = all.filter((p) => isOwn(metric, p.at, layer, head, "")).slice(0, n);
     const rows = [...from.map((p) => partnerRow(metric, p, "", "from ")), ...to.map((p) => partnerRow(metric, p, "_b", "into "))];
-    return rows.length ? titled(metric.title, table(HEAD(), rows)) : null;
+    return rows.length ? titled(metric.title, table(HEAD(), rows), "partners") : null;
   });
 }
 
-function titled(title, content) {
+function titled(title, content, kind = "") {
+  content.className = kind;
   return element("section", {}, element("h3", {}, title), content);
 }
 

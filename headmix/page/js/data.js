@@ -135,9 +135,10 @@ function headExists(layer, head) {
 
 /* Names of places, in the field's shorthand: L3H5. */
 function placeName(at, end = "") {
-  const layer = DATA.layers[end && "layer_b" in at ? at.layer_b : at.layer];
+  const name = DATA.layers[end && "layer_b" in at ? at.layer_b : at.layer];
+  const layer = /^L\d+$/.test(name) ? name : `${name} `;
   if ("kv_head" + end in at) return `${layer}KV${at["kv_head" + end]}`;
-  return "head" + end in at ? `${layer}H${DATA.labels.head[at["head" + end]]}` : layer;
+  return "head" + end in at ? `${layer}H${DATA.labels.head[at["head" + end]]}` : name;
 }
 
 function number(value, digits = 4) {
