@@ -8,11 +8,13 @@ The sum law alone holds for any way of cutting the concatenation, because the sa
 to z and to W_O; the independence law is what proves order, width and grouping. Because attention
 rows sum to one, a constant shift of the values arrives at z unchanged: that also proves that
 coordinate i of a value is coordinate i of its z-block, and shows gates, sinks and norms on the
-way (``values`` in the result).
+way (``values`` in the result). A last shift differs from token to token: all coordinates of one
+head take it over with the same attention weights, so that blocks which hold several heads, or part
+of one, are found as well.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,15 +23,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headmix.heads import Heads
-from headmix.model import VALUES, AttentionModel, Site
+from headmix.model import VALUES, AttentionModel, Enough, Site
 from headmix.registry import NotApplicable
 
 #: Largest relative error of the sum law, by the precision the model runs in; that of the weights
 #: as read counts where it is coarser.
-SUM_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+SUM_TOLERANCE = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-5,
+    torch.float16: 5e-3,
+    torch.bfloat16: 3e-2,
+}
 
 #: Two z-blocks count as unmoved below this fraction of the shift (rounding only).
 STILL = 1e-3
+
+#: Attention weights of two heads count as the very same below this difference (rounding only).
+SAME = 1e-6
 
 
 @dataclass(frozen=True)
@@ -72,10 +82,6 @@ class Check:
     @property
     def ok(self) -> bool:
         return bool(self.rows) and all(row.ok for row in self.rows)
-
-
-class _SeenEnough(Exception):
-    """Ends a forward pass once the layer in question has run."""
 
 
 def verify(
@@ -159,19 +165,32 @@ def _check_layer(model: AttentionModel, layer: str, inputs: Any) -> LayerCheck:
         return LayerCheck(layer, None, False, "", f"NaN or infinity in {bad}")
     seen = _observe(model, layer, inputs)
     if seen is None:
-        return LayerCheck(layer, None, False, "", "the batch never reached its output projection: pass inputs= that do")
+        return LayerCheck(
+            layer,
+            None,
+            False,
+            "",
+            "the batch never reached its output projection: pass inputs= that do",
+        )
     z, out, precision = seen
     error = _sum_error(heads, z, out)
     tolerance = max(SUM_TOLERANCE[precision], SUM_TOLERANCE[heads.W_O.dtype])
     if error > tolerance:
         reason = f"sum law: relative error {error:.1e} exceeds {tolerance:.0e}"
         return LayerCheck(layer, error, False, "", reason)
-    values, reason = _independence(model, heads, inputs, z)
+    shifts = _shifts(heads, z)
+    values, reason = _independence(model, heads, inputs, z, shifts)
+    if not reason and values != "not linear":
+        reason = _one_pattern_a_head(model, heads, inputs, z, shifts, 10 * max(STILL, tolerance))
     return LayerCheck(layer, error, not reason, values, reason)
 
 
 def _observe(
-    model: AttentionModel, layer: str, inputs: Any, shift: Tensor | None = None
+    model: AttentionModel,
+    layer: str,
+    inputs: Any,
+    shift: Tensor | None = None,
+    uneven: bool = False,
 ) -> tuple[Float[Tensor, "token concat"], Float[Tensor, "token d_model"], torch.dtype] | None:
     """z and the projection's output as float64 rows, with the precision they were computed in."""
     site, seen = model.sites[layer], []
@@ -179,14 +198,13 @@ def _observe(
     def watcher(z: Tensor, out: Tensor) -> None:
         rows = (t.detach().to("cpu", torch.float64).flatten(0, -2) for t in (z, out))
         seen.append((*rows, z.dtype))
-        raise _SeenEnough
+        raise Enough
 
     with ExitStack() as stack:
         stack.enter_context(site.watch(watcher))
         if shift is not None:
-            stack.enter_context(site.shift_values(shift))
-        with suppress(_SeenEnough):
-            model.forward(inputs)
+            stack.enter_context(site.shift_values(shift, uneven=uneven))
+        model.forward(inputs)
     return seen[0] if seen else None
 
 
@@ -199,14 +217,19 @@ def _sum_error(heads: Heads, z: Tensor, out: Tensor) -> float:
     return float((predicted - out).abs().max() / scale)
 
 
-def _independence(
-    model: AttentionModel, heads: Heads, inputs: Any, z: Tensor
-) -> tuple[str, str]:
-    """Shift one KV head after the other; return (values, reason of refusal)."""
+def _shifts(heads: Heads, z: Tensor) -> Float[Tensor, "kv_head d_head"]:
+    """Values to add, of the size of z, none near zero."""
     generator = torch.Generator().manual_seed(0)
     size = float(z.abs().max()) or 1.0
     shifts = torch.randn(heads.n_kv_heads, heads.d_head, generator=generator).sign() * size
-    shifts *= 1 + torch.rand(shifts.shape, generator=generator)
+    return shifts * (1 + torch.rand(shifts.shape, generator=generator))
+
+
+def _independence(
+    model: AttentionModel, heads: Heads, inputs: Any, z: Tensor, shifts: Tensor
+) -> tuple[str, str]:
+    """Shift one KV head after the other; return (values, reason of refusal)."""
+    size = float(z.abs().max()) or 1.0
     kinds = set()
     for g in range(heads.n_kv_heads):
         shift = torch.zeros_like(shifts)
@@ -230,6 +253,37 @@ def _independence(
         kinds.add(_kind(moved[:, named], shifts[g].double() / size))
     order = ("not linear", "scaled", "exact")
     return next(k for k in order if k in kinds), ""
+
+
+def _one_pattern_a_head(
+    model: AttentionModel, heads: Heads, inputs: Any, z: Tensor, shifts: Tensor, tolerance: float
+) -> str:
+    """The reason of refusal where the blocks are not whole heads, each with one attention pattern.
+
+    Values shifted by another amount at each token reach the coordinates of one head with the same
+    weights. Where they do not, several heads were taken for one; where all heads come in groups of
+    the very same weights, one was taken for several.
+    """
+    shifted = _observe(model, heads.layer, inputs, shifts, uneven=True)
+    assert shifted is not None
+    direction = shifts[list(heads.kv_of_head)].double()
+    moved = (shifted[0] - z).unflatten(-1, (heads.n_heads, heads.d_head))
+    factor = (moved * direction).sum(-1) / direction.square().sum(-1)  # [token, head]
+    rest = (moved - factor[..., None] * direction).abs().amax((0, 2)) / direction.abs().max()
+    if several := (rest > tolerance).nonzero().flatten().tolist():
+        return (
+            f"independence law: the coordinates of heads {several} attend with different weights, "
+            "so that each holds several heads: n_heads is too small, or their order another"
+        )
+    for size in range(heads.n_heads // 2, 1, -1):
+        groups = factor.unflatten(1, (-1, size)) if heads.n_heads % size == 0 else None
+        if groups is not None and (groups - groups[..., :1]).abs().max() <= SAME:
+            members = [list(range(h, h + size)) for h in range(0, heads.n_heads, size)]
+            return (
+                f"independence law: heads {' and '.join(map(str, members))} attend with the very "
+                "same weights, so that each group is one head: n_heads is too large"
+            )
+    return ""
 
 
 def _kind(moved: Float[Tensor, "token head d_head"], shift: Float[Tensor, "d_head"]) -> str:

@@ -1,7 +1,7 @@
 """AttentionModel: what every source turns a model into."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,6 +27,10 @@ VALUES = {
 }
 
 
+class Enough(Exception):
+    """Raised by a watcher that has seen what it wanted: the forward pass ends there."""
+
+
 class RefusedLayer(ValueError):
     """The laws failed on this layer, so that its heads are not known; the message says how."""
 
@@ -49,8 +53,19 @@ class Site(Protocol):
     def watch(self, watcher: Watcher) -> AbstractContextManager[Any]:
         """Call ``watcher(z, out)`` on every forward pass inside the context."""
 
-    def shift_values(self, shift: Float[Tensor, "kv_head d_head"]) -> AbstractContextManager[Any]:
-        """Add a constant to every token's values inside the context."""
+    def shift_values(
+        self, shift: Float[Tensor, "kv_head d_head"], *, uneven: bool = False
+    ) -> AbstractContextManager[Any]:
+        """Add a constant to every token's values inside the context.
+
+        ``uneven``: multiplied by ``token_factors`` of the values, another number for each token.
+        """
+
+
+def token_factors(values: Float[Tensor, "*token feature"]) -> Float[Tensor, "*token 1"]:
+    """A random number for each token, the same at every call."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(*values.shape[:-1], 1, generator=generator).to(values)
 
 
 def _no_vocabulary() -> Vocabulary:
@@ -126,6 +141,7 @@ class AttentionModel:
     def forward(self, inputs: Mapping[str, Any] | Tensor | tuple[Any, ...]) -> Any:
         """One forward pass in evaluation mode without gradients; the training flags come back.
 
+        A watcher may end the pass early by raising ``Enough``; None is returned then.
         A model that draws random numbers even then (masks, say) draws the same ones every time.
 
         Raises:
@@ -138,15 +154,18 @@ class AttentionModel:
         training = [m for m in self.module.modules() if m.training]
         self.module.eval()
         try:
-            with torch.inference_mode(), torch.random.fork_rng():
+            with torch.inference_mode(), torch.random.fork_rng(), suppress(Enough):
                 torch.manual_seed(0)
                 if isinstance(inputs, Mapping):
                     return self.module(**inputs)
                 return self.module(*inputs) if isinstance(inputs, tuple) else self.module(inputs)
+            return None
         finally:
             for module in training:
                 module.training = True
 
     def __repr__(self) -> str:
         n = len(self.sites)
-        return f"AttentionModel({self.name}: {n} attention layer{'s' * (n != 1)}, {self.processing})"
+        return (
+            f"AttentionModel({self.name}: {n} attention layer{'s' * (n != 1)}, {self.processing})"
+        )

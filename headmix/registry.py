@@ -15,6 +15,8 @@ NEEDS = {
     "layers": "the weights of all chosen layers",
     "vocabulary": "token embeddings and unembedding",
     "reads": "the read weights of the same block's feed-forward neurons",
+    "moments": "what the layer's heads did on text, as sums over tokens",
+    "attention": "where the layer's heads looked on text, as sums over query rows",
 }
 
 #: Transformations of the weights that a metric may declare itself invariant to.

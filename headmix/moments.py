@@ -1,0 +1,244 @@
+"""Moments: everything second-order about one layer's heads, from one pass, in sums that add up.
+
+The state is a handful of sums over tokens, kept apart by fold of documents, so that shards, threads
+and machines merge by addition, a fold can be left out (cross-validation, jackknife) by leaving it
+out of the sum, and memory does not grow with the text. Everything linear in residual space follows
+from these sums and the weights: ``tr Cov(o_i, o_j) = tr(Σ_ij Γ_ji)`` with Σ = Cov(z), Γ = W_O W_Oᵀ.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+#: Blocks a side in which the upper triangle of Σ uuᵀ is computed: the work is (1 + 1/n)/2 of a full
+#: product's, and four already leave little to gain.
+TRIANGLE_BLOCKS = 4
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Moments:
+    """Sums over tokens for one attention layer, one entry a fold of documents.
+
+    With ``u = z − pivot``, ``x_h = u_h Γ_hh^½`` (an isometric copy of what head h writes, in
+    d_head coordinates) and ``n_h = ‖x_h‖²``, a token:
+
+    Attributes:
+        pivot: ``[concat]``, subtracted from z so that sums of squares lose no digits; two Moments
+            add up only on the same pivot. No statistic depends on it.
+        roots: ``[head, d_head, d_head]``, a factor ``A_h`` with ``A_h A_hᵀ = Γ_hh``.
+        count: ``[fold]``, tokens.
+        documents: ``[fold]``, documents.
+        first: ``[fold, concat]``, Σ u.
+        second: ``[fold, concat, concat]``, Σ uuᵀ; only the upper blocks are kept up to date, read
+            ``scatter``.
+        square: ``[fold, head]``, Σ n_h.
+        square_pairs: ``[fold, head, head]``, Σ n_i n_j.
+        weighted: ``[fold, concat, head]``, Σ u n_j.
+        norm: ``[fold, head]``, Σ ‖o_h‖.
+        joint_norm: ``[fold]``, Σ ‖Σ_h o_h‖.
+        position_count: ``[fold, position]``; no positions unless asked for.
+        position_first: ``[fold, position, concat]``, Σ u of the tokens at each position.
+
+    All sums are float64.
+    """
+
+    pivot: Float[Tensor, "concat"]
+    roots: Float[Tensor, "head d_head d_head"]
+    count: Float[Tensor, "fold"]
+    documents: Float[Tensor, "fold"]
+    first: Float[Tensor, "fold concat"]
+    second: Float[Tensor, "fold concat concat"]
+    square: Float[Tensor, "fold head"]
+    square_pairs: Float[Tensor, "fold head head"]
+    weighted: Float[Tensor, "fold concat head"]
+    norm: Float[Tensor, "fold head"]
+    joint_norm: Float[Tensor, "fold"]
+    position_count: Float[Tensor, "fold position"]
+    position_first: Float[Tensor, "fold position concat"]
+
+    @classmethod
+    def zeros(
+        cls,
+        W_O: Float[Tensor, "head d_head d_model"],
+        *,
+        folds: int,
+        pivot: Float[Tensor, "concat"] | None = None,
+        positions: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> "Moments":
+        """Nothing seen yet.
+
+        Args:
+            W_O: the layer's output projection per head, for norms of what heads write.
+            folds: into how many folds documents are divided.
+            pivot: a point near the mean of z; zero by default.
+            positions: how many positions to keep means for; 0 keeps none.
+            device: where the sums live: where z will be.
+        """
+        H, d, _ = W_O.shape
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(folds, *shape, dtype=torch.float64, device=device)
+
+        W = W_O.to(device, torch.float64)
+        point = torch.zeros(H * d) if pivot is None else pivot
+        return cls(
+            pivot=point.to(device, torch.float64),
+            roots=torch.linalg.qr(W.mT, mode="r").R.mT,
+            count=zeros(),
+            documents=zeros(),
+            first=zeros(H * d),
+            second=zeros(H * d, H * d),
+            square=zeros(H),
+            square_pairs=zeros(H, H),
+            weighted=zeros(H * d, H),
+            norm=zeros(H),
+            joint_norm=zeros(),
+            position_count=zeros(positions),
+            position_first=zeros(positions, H * d),
+        )
+
+    @property
+    def n_heads(self) -> int:
+        return self.roots.shape[0]
+
+    @property
+    def d_head(self) -> int:
+        return self.roots.shape[1]
+
+    @property
+    def n_folds(self) -> int:
+        return self.count.shape[0]
+
+    def __repr__(self) -> str:
+        return (
+            f"Moments({self.n_heads} heads of width {self.d_head}, {int(self.n)} tokens of "
+            f"{int(self.documents.sum())} documents in {self.n_folds} folds)"
+        )
+
+    def update(
+        self,
+        z: Float[Tensor, "token concat"],
+        written: Float[Tensor, "token d_model"] | None = None,
+        *,
+        fold: int,
+        position: Int[Tensor, "token"] | None = None,
+    ) -> None:
+        """Add the tokens of one fold, in place.
+
+        Args:
+            z: the concatenation of head outputs.
+            written: ``Σ_h o_h``, the projection's output without its bias; where None, the norm of
+                the sum is left out.
+            fold: the fold that the tokens' documents belong to.
+            position: each token's position, where positions are kept.
+        """
+        u = z.to(self.first.device, torch.float64) - self.pivot
+        blocks = torch.tensor_split(torch.arange(u.shape[1]), TRIANGLE_BLOCKS)
+        for block in blocks:
+            if len(block):
+                i, j = int(block[0]), int(block[-1]) + 1
+                self.second[fold, i:j, i:].addmm_(u[:, i:j].T, u[:, i:])
+        x = torch.einsum("thd,hde->the", u.unflatten(1, (self.n_heads, -1)), self.roots)
+        n = x.square().sum(-1)
+        self.count[fold] += len(u)
+        self.first[fold] += u.sum(0)
+        self.square[fold] += n.sum(0)
+        self.square_pairs[fold].addmm_(n.T, n)
+        self.weighted[fold].addmm_(u.T, n)
+        self.norm[fold] += (x + self._pivot_x).square().sum(-1).sqrt().sum(0)
+        if written is not None:
+            self.joint_norm[fold] += torch.linalg.vector_norm(written, dim=-1).sum()
+        if position is not None and self.position_count.shape[1]:
+            where = position.to(u.device)
+            self.position_count[fold].index_add_(0, where, torch.ones_like(u[:, 0]))
+            self.position_first[fold].index_add_(0, where, u)
+
+    @cached_property
+    def _pivot_x(self) -> Float[Tensor, "head d_head"]:
+        return torch.einsum("hd,hde->he", self.pivot.unflatten(0, (self.n_heads, -1)), self.roots)
+
+    def __add__(self, other: "Moments") -> "Moments":
+        """Both texts' sums. Raises ValueError where the layers, folds or pivots differ."""
+        for name in ("pivot", "roots"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine.shape != theirs.shape or not torch.equal(mine, theirs.to(mine)):
+                raise ValueError(
+                    f"two Moments add up only for the same layer on the same pivot; {name} differs "
+                    f"({list(mine.shape)} and {list(theirs.shape)})"
+                )
+        if self.n_folds != other.n_folds:
+            raise ValueError(f"{self.n_folds} folds cannot be added to {other.n_folds}")
+        return replace(self, **{n: getattr(self, n) + getattr(other, n) for n in self.sums()})
+
+    @classmethod
+    def sums(cls) -> list[str]:
+        """The names of what adds up: all but the pivot and the roots."""
+        return [f.name for f in fields(cls) if f.name not in ("pivot", "roots")]
+
+    def select(self, folds: Iterable[int]) -> "Moments":
+        """Only the given folds."""
+        index = list(folds)
+        return replace(self, **{n: getattr(self, n)[index] for n in self.sums()})
+
+    def without(self, fold: int) -> "Moments":
+        """All folds but one: the training part of cross-validation, a jackknife replicate."""
+        return self.select(f for f in range(self.n_folds) if f != fold)
+
+    def within_positions(self) -> "Moments":
+        """The same tokens after the mean at their position, within their fold, is taken away.
+
+        What is left is variation that position does not explain. The counts become degrees of
+        freedom, one lost for each position seen in a fold. Only ``covariance`` and what follows
+        from it keep a meaning.
+
+        Raises:
+            ValueError: no positions were kept.
+        """
+        if not self.position_count.shape[1]:
+            raise ValueError("no positions were kept: capture with positions > 0")
+        weight = self.position_count.clamp_min(1).rsqrt()[..., None]
+        means = self.position_first * weight
+        seen = (self.position_count > 0).sum(1)
+        return replace(
+            self,
+            count=self.count - seen,
+            first=torch.zeros_like(self.first),
+            second=self.second - means.mT @ means,
+        )
+
+    def to(self, device: torch.device | str) -> "Moments":
+        """The same sums on another device."""
+        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+    @cached_property
+    def n(self) -> float:
+        """Tokens in all folds."""
+        return float(self.count.sum())
+
+    @cached_property
+    def scatter(self) -> Float[Tensor, "concat concat"]:
+        """Σ uuᵀ over all folds."""
+        upper = self.second.sum(0).triu()
+        return upper + upper.triu(1).T
+
+    @cached_property
+    def mean(self) -> Float[Tensor, "concat"]:
+        """E[z]."""
+        return self.pivot + self.first.sum(0) / self.n
+
+    @cached_property
+    def covariance(self) -> Float[Tensor, "concat concat"]:
+        """Σ = Cov(z), divided by n.
+
+        Raises:
+            ValueError: fewer than two tokens were seen.
+        """
+        if self.n < 2:
+            raise ValueError(f"a covariance needs at least two tokens, got {int(self.n)}")
+        m = self.first.sum(0) / self.n
+        return self.scatter / self.n - torch.outer(m, m)
