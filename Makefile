@@ -6,7 +6,7 @@ OUT ?= reports/$(notdir $(MODEL)).html
 
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 # One stamp a set of packages: installing is skipped until what it depends on changes.
 RUN := $(VENV)/.installed
