@@ -146,6 +146,7 @@ def prove(model: AttentionModel, inputs: Any = None) -> AttentionModel:
     for row in check.rows:
         site = model.sites[row.layer]
         if row.ok:
+            site.notes = tuple(n for n in site.notes if not n.startswith("not proven"))
             settle(site, row.values)
         elif not row.ran:
             site.notes += ("not proven: the test batch never reached this layer",)
@@ -196,8 +197,8 @@ def _observe(
     site, seen = model.sites[layer], []
 
     def watcher(z: Tensor, out: Tensor) -> None:
-        rows = (t.detach().to("cpu", torch.float64).flatten(0, -2) for t in (z, out))
-        seen.append((*rows, z.dtype))
+        a, b = (t.detach().to("cpu", torch.float64).flatten(0, -2) for t in (z, out))
+        seen.append((a, b, z.dtype))
         raise Enough
 
     with ExitStack() as stack:
@@ -237,7 +238,7 @@ def _independence(
         shifted = _observe(model, heads.layer, inputs, shift)
         assert shifted is not None
         moved = (shifted[0] - z).unflatten(-1, (heads.n_heads, heads.d_head)) / size
-        named = torch.tensor([k == g for k in heads.kv_of_head])
+        named = torch.tensor([k == g for k in heads.kv_index.tolist()])
         reach = moved.abs().amax(0)  # [head, d_head]: how far each coordinate moved at all
         wrong = (reach[~named] > STILL).any(-1).nonzero().flatten()
         still = (reach[named] <= STILL).any(-1).nonzero().flatten()
@@ -266,7 +267,7 @@ def _one_pattern_a_head(
     """
     shifted = _observe(model, heads.layer, inputs, shifts, uneven=True)
     assert shifted is not None
-    direction = shifts[list(heads.kv_of_head)].double()
+    direction = shifts[heads.kv_index].double()
     moved = (shifted[0] - z).unflatten(-1, (heads.n_heads, heads.d_head))
     factor = (moved * direction).sum(-1) / direction.square().sum(-1)  # [token, head]
     rest = (moved - factor[..., None] * direction).abs().amax((0, 2)) / direction.abs().max()
@@ -276,8 +277,12 @@ def _one_pattern_a_head(
             "so that each holds several heads: n_heads is too small, or their order another"
         )
     for size in range(heads.n_heads // 2, 1, -1):
-        groups = factor.unflatten(1, (-1, size)) if heads.n_heads % size == 0 else None
-        if groups is not None and (groups - groups[..., :1]).abs().max() <= SAME:
+        if heads.n_heads % size:
+            continue
+        groups = factor.unflatten(1, (-1, size))
+        inside = (groups - groups[..., :1]).abs().max()
+        between = (groups - groups[:, :1]).abs().max()
+        if inside <= SAME and between > 100 * SAME:  # where all heads are alike, nothing is known
             members = [list(range(h, h + size)) for h in range(0, heads.n_heads, size)]
             return (
                 f"independence law: heads {' and '.join(map(str, members))} attend with the very "

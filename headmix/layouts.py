@@ -213,9 +213,7 @@ def _named(shapes: Shapes, layout: Layout) -> Iterable[tuple[str, Layout]]:
                 yield home, layout
 
 
-def _recognised(
-    shapes: Shapes, model_type: str, order: str | None
-) -> Iterable[tuple[str, Layout]]:
+def _recognised(shapes: Shapes, model_type: str, order: str | None) -> Iterable[tuple[str, Layout]]:
     """Every module whose children have names in the tables above."""
     taken: set[str] = set()
     for path in shapes:
@@ -230,8 +228,8 @@ def _recognised(
             if output is not None and _join(up, output) not in taken:
                 inner = home[len(up) :].lstrip(".")
                 taken.add(_join(up, output))
-                parts = {p: _join(inner, n) for p in "vqk" if (n := getattr(row, p))}
-                yield up, replace(row, o=output, **parts)
+                q, k = (n and _join(inner, n) for n in (row.q, row.k))
+                yield up, replace(row, o=output, v=_join(inner, row.v), q=q, k=k)
                 break
 
 
@@ -264,9 +262,7 @@ def _attention(path: str, row: Layout, shapes: Shapes, lookup: Lookup) -> Attent
             f"{n_heads} heads; pass layout=headmix.Layout(o={row.o!r}, v={row.v!r}, n_heads=...)"
         )
     d = concat // n_heads
-    qk = {
-        p: (_join(path, n), shapes[_join(path, n)][0]) for p in "qk" if (n := getattr(row, p))
-    }
+    qk = {p: (_join(path, n), shapes[_join(path, n)][0]) for p in "qk" if (n := getattr(row, p))}
     features = _features(row.order, n_heads, d, out, {p: size for p, (_, size) in qk.items()})
     if features is None:
         raise UnknownLayout(
@@ -276,7 +272,7 @@ def _attention(path: str, row: Layout, shapes: Shapes, lookup: Lookup) -> Attent
     if "q" in features and "k" in features and features["q"].shape[1] != features["k"].shape[1]:
         features = {"v": features["v"]}  # the query projection holds more than queries (a gate)
     fused = dict.fromkeys("qk", (v, out)) | qk
-    parts = {p: Projection(fused[p][0], features[p]) for p in "qk" if p in features}
+    q, k = (Projection(fused[p][0], features[p]) if p in features else None for p in "qk")
     whole = torch.arange(concat).reshape(n_heads, d)
     return Attention(
         name=path,
@@ -285,7 +281,8 @@ def _attention(path: str, row: Layout, shapes: Shapes, lookup: Lookup) -> Attent
         o=Projection(o, whole),
         v=Projection(v, features["v"]),
         cross=bool(_CROSS.search(path.lower())),
-        **parts,
+        q=q,
+        k=k,
     )
 
 

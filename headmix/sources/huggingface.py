@@ -186,7 +186,7 @@ def _find_sites(
     try:
         return dict(find_sites(model, model_type=model_type, order=order, dtype=dtype))
     except UnknownLayout:
-        sites = dict(torch_mha.find_sites(model, dtype=dtype))
+        sites: dict[str, Site] = dict(torch_mha.find_sites(model, dtype=dtype))
         if not sites:
             raise
         return sites
@@ -219,7 +219,8 @@ def read_vocabulary(model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype) 
 def token_text(tokenizer: Any) -> Callable[[int], str]:
     if tokenizer is None:
         return lambda i: f"#{i}"
-    return lambda i: str(tokenizer.convert_ids_to_tokens(i))
+    # a token may hold half a surrogate pair, which no file takes
+    return lambda i: str(tokenizer.convert_ids_to_tokens(i)).encode("utf-8", "replace").decode()
 
 
 def example_batch(model: PreTrainedModel, length: int = 6) -> dict[str, Tensor]:
@@ -265,16 +266,19 @@ def _random_inputs(model: PreTrainedModel, length: int) -> dict[str, Tensor]:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(model.dtype)
 
+    channels = getattr(vision, "num_channels", 3)
     if main == "pixel_values" or hasattr(config, "vision_config"):
         size = getattr(vision, "image_size", None) or 32
-        height, width = (size, size) if isinstance(size, int) else (size[0], size[1])
-        batch["pixel_values"] = normal(1, getattr(vision, "num_channels", 3), height, width)
-    bins = getattr(audio, "num_mel_bins", None)
+        sides = (size, size) if isinstance(size, int) else (size[0], size[1])
+        batch["pixel_values"] = normal(1, channels, *sides)
+    bins: Any = getattr(audio, "num_mel_bins", None)
     if main == "input_features":
         frames = 2 * getattr(audio, "max_source_positions", 2 * length)
         width = bins or getattr(audio, "feature_projection_input_dim", 80)
-        mel_first = getattr(audio, "model_type", "") == "whisper"
-        batch["input_features"] = normal(1, width, frames) if mel_first else normal(1, frames, width)
+        shape = (
+            (width, frames) if getattr(audio, "model_type", "") == "whisper" else (frames, width)
+        )
+        batch["input_features"] = normal(1, *shape)
     elif main == "input_values":
         batch["input_values"] = normal(1, config.max_length, bins) if bins else normal(1, 2000)
     elif main == "input_ids" or hasattr(config, "text_config"):

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 from headmix.heads import Heads
 from headmix.layouts import Attention, Layout, Projection, Shapes, find_attention
-from headmix.model import AttentionModel, Watcher
+from headmix.model import AttentionModel, Watcher, token_factors
 from headmix.sources.assembly import build_heads, streams_of
+
+#: On layers of a module nobody knows, until the laws have held.
+UNPROVEN = "not proven: pass inputs= to load, a batch on which the two laws can be run"
 
 
 class UnreadableWeight(ValueError):
@@ -26,29 +29,27 @@ def is_transposed(module: nn.Module) -> bool:
 
 def weight_shapes(module: nn.Module) -> Shapes:
     """(out features, in features) of every projection inside a module, by path."""
-    shapes = {}
+    shapes: dict[str, tuple[int, int]] = {}
     for path, child in module.named_modules():
         if isinstance(child, nn.Embedding):
             continue
-        sizes = (getattr(child, "out_features", None), getattr(child, "in_features", None))
+        out, into = getattr(child, "out_features", None), getattr(child, "in_features", None)
         weight = getattr(child, "weight", None)
-        if all(isinstance(n, int) for n in sizes):
-            shapes[path] = sizes
+        if isinstance(out, int) and isinstance(into, int):
+            shapes[path] = (out, into)
         elif isinstance(weight, Tensor) and weight.ndim == 2:
-            out, into = weight.shape
-            shapes[path] = (into, out) if is_transposed(child) else (out, into)
+            rows, columns = weight.shape
+            shapes[path] = (columns, rows) if is_transposed(child) else (rows, columns)
     return shapes
 
 
-def read_weight(
-    module: nn.Module, path: str, dtype: torch.dtype
-) -> Float[Tensor, "out in"]:
+def read_weight(module: nn.Module, path: str, dtype: torch.dtype) -> Float[Tensor, "out in"]:
     """A projection's weight as [out, in], converted, on the CPU.
 
     Raises:
         UnreadableWeight: it is quantised, meta or offloaded; the message says what to do.
     """
-    weight = module.weight
+    weight: Any = module.weight
     if weight.is_meta:
         raise UnreadableWeight(
             f"{path}.weight is on the meta device (offloaded or never loaded): load the model "
@@ -60,8 +61,8 @@ def read_weight(
             f"{path}.weight is quantised ({type(module).__name__}, {weight.dtype}, shape "
             f"{tuple(weight.shape)}): dequantise this layer first, or load the model unquantised"
         )
-    weight = weight.detach().to("cpu", dtype)
-    return weight.T if is_transposed(module) else weight
+    plain: Tensor = weight.detach().to("cpu", dtype)
+    return plain.T if is_transposed(module) else plain
 
 
 @dataclass(eq=False)
@@ -97,7 +98,9 @@ class ModuleSite:
         )
 
     @contextmanager
-    def _hooked(self, projection: Projection, hook: Callable[[Tensor, Tensor], Any]) -> Iterator[None]:
+    def _hooked(
+        self, projection: Projection, hook: Callable[[Tensor, Tensor], Any]
+    ) -> Iterator[None]:
         """Run ``hook(input, output)`` at this layer's own call of a projection in each pass."""
         calls = 0
 
@@ -124,12 +127,12 @@ class ModuleSite:
         return self._hooked(self.attention.o, watcher)
 
     def shift_values(
-        self, shift: Float[Tensor, "kv_head d_head"]
+        self, shift: Float[Tensor, "kv_head d_head"], *, uneven: bool = False
     ) -> AbstractContextManager[None]:
-        def add(values: Tensor, output: Tensor) -> Tensor:
+        def add(inputs: Tensor, output: Tensor) -> Tensor:
             added = torch.zeros(output.shape[-1]).to(output)
             added[self.attention.v.features] = shift.to(added)
-            return output + added
+            return output + (token_factors(output) * added if uneven else added)
 
         return self._hooked(self.attention.v, add)
 
@@ -166,9 +169,7 @@ def find_sites(
     found = find_attention(
         weight_shapes(root), head_lookup(root), layout=layout, model_type=model_type, order=order
     )
-    return {
-        a.name: ModuleSite(a, root, dtype, processing, streams=streams_of(a)) for a in found
-    }
+    return {a.name: ModuleSite(a, root, dtype, processing, streams=streams_of(a)) for a in found}
 
 
 def from_module(
@@ -179,9 +180,12 @@ def from_module(
     dtype: torch.dtype = torch.float32,
 ) -> AttentionModel:
     """Any module, its projections named by ``layout`` or recognised by their usual names."""
+    sites = find_sites(module, layout=layout, dtype=dtype)
+    for site in sites.values():
+        site.notes += (UNPROVEN,)
     return AttentionModel(
         name=name or type(module).__name__,
-        sites=find_sites(module, layout=layout, dtype=dtype),
+        sites=sites,
         module=module,
         provenance={"source": "module", "class": type(module).__name__},
     )

@@ -16,9 +16,12 @@ from headmix.sources.modules import read_weight, weight_shapes
 
 #: Names of the modules that hold feed-forward read weights.
 FEED_FORWARD = frozenset(
-    "gate_proj up_proj gate_up_proj c_fc fc1 fc_in lin1 wi wi_0 wi_1 w1 w3 linear1 Wi dense "
-    "dense_h_to_4h intermediate_dense fc ff_in in_layer".split()
-)
+    (
+        "gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1", "fc_in", "lin1", "wi", "wi_0",
+        "wi_1", "w1", "w3", "linear1", "Wi", "dense", "dense_h_to_4h", "intermediate_dense", "fc",
+        "ff_in", "in_layer",
+    )
+)  # fmt: skip
 
 
 class Parallel(NotApplicable):
@@ -161,8 +164,11 @@ def norm_gain(norm: nn.Module) -> tuple[Tensor, bool]:
     A layer norm maps a constant to its bias alone; an RMS norm maps ones to its gain, whether it
     multiplies by its weight or, as Gemma does, by one more than it.
     """
-    weight = getattr(norm, "weight", None)
-    weight = torch.ones(norm.normalized_shape[-1]) if weight is None else weight.detach()
+    layer: Any = norm
+    if getattr(norm, "weight", None) is None:
+        weight = torch.ones(layer.normalized_shape[-1])
+    else:
+        weight = layer.weight.detach()
     ones = torch.ones(1, weight.shape[0]).to(weight)
     with torch.inference_mode():
         odd = (norm(ones) - norm(-ones))[0].to("cpu", torch.float32) / 2

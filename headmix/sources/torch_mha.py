@@ -6,7 +6,7 @@ identity in place of the output projection: what comes back is the concatenation
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from headmix.heads import Heads
 from headmix.layouts import Attention, Layout, Projection, name_layers
-from headmix.model import AttentionModel, Watcher
+from headmix.model import AttentionModel, Watcher, token_factors
 
 _FORWARD = inspect.signature(nn.MultiheadAttention.forward)
 
@@ -40,10 +40,11 @@ def _example(mha: nn.MultiheadAttention, length: int = 5) -> tuple[Tensor, Tenso
     generator = torch.Generator().manual_seed(0)
     weight = mha.out_proj.weight
     shape = (1, length) if mha.batch_first else (length, 1)
-    return tuple(
+    q, k, v = (
         torch.randn(*shape, width, generator=generator).to(weight)
         for width in (mha.embed_dim, mha.kdim, mha.vdim)
     )
+    return q, k, v
 
 
 def find_sites(
@@ -78,11 +79,21 @@ class MultiheadSite:
     dtype: torch.dtype = torch.float32
     values: str = "exact"
     notes: tuple[str, ...] = ()
-    _shift: Tensor | None = field(default=None, repr=False)
+    _shift: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
 
     @property
     def _module(self) -> nn.MultiheadAttention:
-        return self.root.get_submodule(self.attention.path)
+        module = self.root.get_submodule(self.attention.path)
+        assert isinstance(module, nn.MultiheadAttention)
+        return module
+
+    def _projections(self) -> tuple[Tensor, Tensor, Tensor]:
+        mha = self._module
+        joint: Tensor | None = mha.in_proj_weight  # None where keys or values have other widths
+        if joint is None:
+            return mha.q_proj_weight, mha.k_proj_weight, mha.v_proj_weight
+        W_Q, W_K, W_V = joint.chunk(3)
+        return W_Q, W_K, W_V
 
     def heads(self) -> Heads:
         mha, H = self._module, self.attention.n_heads
@@ -93,11 +104,10 @@ class MultiheadSite:
         def per_head(weight: Tensor) -> Tensor:  # [H·d, in] → [head, in, d]
             return copy(weight.unflatten(0, (H, -1)).mT)
 
-        if mha.in_proj_weight is not None:
-            W_Q, W_K, W_V = map(per_head, mha.in_proj_weight.chunk(3))
-        else:
-            W_Q, W_K, W_V = map(per_head, (mha.q_proj_weight, mha.k_proj_weight, mha.v_proj_weight))
-        b_V = None if mha.in_proj_bias is None else mha.in_proj_bias.chunk(3)[2].unflatten(0, (H, -1))
+        W_Q, W_K, W_V = map(per_head, self._projections())
+        b_V = (
+            None if mha.in_proj_bias is None else mha.in_proj_bias.chunk(3)[2].unflatten(0, (H, -1))
+        )
         b_O = mha.out_proj.bias
         return Heads(
             W_O=copy(mha.out_proj.weight.T.unflatten(0, (H, -1))),
@@ -121,12 +131,18 @@ class MultiheadSite:
             yield
 
     @contextmanager
-    def shift_values(self, shift: Float[Tensor, "kv_head d_head"]) -> Iterator[None]:
+    def shift_values(
+        self, shift: Float[Tensor, "kv_head d_head"], *, uneven: bool = False
+    ) -> Iterator[None]:
+        def shifted(values: Tensor) -> Tensor:
+            added = shift.flatten().to(values)
+            return values + (token_factors(values) * added if uneven else added)
+
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             mixed = self._module.out_proj(self._concatenation(args, kwargs))
             return (mixed, *output[1:])
 
-        self._shift = shift
+        self._shift = shifted
         try:
             with self._hooked(hook):
                 yield
@@ -159,24 +175,28 @@ class MultiheadSite:
         flip = mha.batch_first and q.ndim == 3
         if flip:
             q, k, v = (t.transpose(0, 1) for t in (q, k, v))
-        bias = mha.in_proj_bias
+        W_Q, W_K, W_V = self._projections()
+        bias: Tensor | None = mha.in_proj_bias
+        b_V: Tensor | None = None
+        if bias is not None:
+            b_Q, b_K, b_V = bias.chunk(3)
+            bias = torch.cat([b_Q, b_K, torch.zeros_like(b_V)])
+        v = functional.linear(v, W_V, b_V)  # values are projected here, where they can be shifted
         if self._shift is not None:
-            E = mha.embed_dim
-            bias = torch.zeros(3 * E).to(q) if bias is None else bias.detach().clone()
-            bias[2 * E :] += self._shift.flatten().to(bias)
-        separate = mha.in_proj_weight is None
+            v = self._shift(v)
+        identity = torch.eye(mha.embed_dim).to(v)
         z, _ = functional.multi_head_attention_forward(
-            q, k, v, mha.embed_dim, mha.num_heads, mha.in_proj_weight, bias,
+            q, k, v, mha.embed_dim, mha.num_heads, None, bias,
             mha.bias_k, mha.bias_v, mha.add_zero_attn, 0.0,
-            torch.eye(mha.embed_dim).to(q), None,
+            identity, None,
             training=False,
             key_padding_mask=given["key_padding_mask"],
             need_weights=False,
             attn_mask=given["attn_mask"],
             is_causal=given["is_causal"] and given["attn_mask"] is not None,
-            use_separate_proj_weight=separate,
-            q_proj_weight=mha.q_proj_weight if separate else None,
-            k_proj_weight=mha.k_proj_weight if separate else None,
-            v_proj_weight=mha.v_proj_weight if separate else None,
+            use_separate_proj_weight=True,
+            q_proj_weight=W_Q,
+            k_proj_weight=W_K,
+            v_proj_weight=identity,
         )  # fmt: skip
         return z.transpose(0, 1) if flip else z
