@@ -28,7 +28,7 @@ def summary(ds: xr.Dataset) -> Card:
         "layers": [str(name) for name in ds.layer.values],
         "metrics": metric_names(ds),
         "invalid": {str(name): str(reason) for reason, name in zip(*invalid, strict=True)},
-        "skipped": json.loads(ds.attrs.get("skipped", "{}")),
+        "skipped": _attribute(ds, "skipped"),
     }
 
 
@@ -96,10 +96,22 @@ def _header(ds: xr.Dataset, layer: str) -> Card:
         "n_kv_heads": int(group.max()) + 1,
         "d_head": int(at.d_head),
         "d_model": int(at.d_model),
+        "notes": _attribute(ds, "notes").get(layer, []),
+        "skipped": _skipped(ds, layer),
     }
     if not bool(at.valid):
         header["invalid"] = str(at.invalid_reason.item())
     return header
+
+
+def _attribute(ds: xr.Dataset, name: str) -> dict[str, Any]:
+    return dict(json.loads(ds.attrs.get(name, "{}")))
+
+
+def _skipped(ds: xr.Dataset, layer: str) -> dict[str, str]:
+    """Why a metric is missing here; reasons that hold for the whole model have no layer."""
+    reasons = {m: by.get(layer, by.get("")) for m, by in _attribute(ds, "skipped").items()}
+    return {metric: reason for metric, reason in reasons.items() if reason}
 
 
 def _place(ds: xr.Dataset, layer: str, head: int) -> Place:

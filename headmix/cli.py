@@ -88,11 +88,9 @@ def report(
     hm.report(ds, out)
     from headmix import cards
 
-    _say(
-        talk,
-        {"report": str(out), "bytes": out.stat().st_size} | cards.summary(ds),
-        f"Report: {out}",
-    )
+    summary = cards.summary(ds)
+    data = {"report": str(out), "bytes": out.stat().st_size} | summary
+    _say(talk, data, _written("Report", out, summary))
 
 
 @command(app)
@@ -120,7 +118,11 @@ def measure(
     ds = _run(model, loading, measuring, talk)
     if out is not None:
         hm.save(ds, out)
-    _say(talk, ds.to_dict() if talk.json else {}, f"Results: {out}")
+    from headmix import cards
+
+    _say(
+        talk, ds.to_dict() if talk.json else {}, _written("Results", out or "-", cards.summary(ds))
+    )
 
 
 @command(app)
@@ -246,6 +248,12 @@ def _writable(out: Path) -> Path:
     return out
 
 
+def _written(what: str, out: Path | str, summary: dict[str, Any]) -> str:
+    """Where it is, and which layers are not in it."""
+    invalid = [f"Layer {n} is invalid: {reason}" for n, reason in summary["invalid"].items()]
+    return "\n".join(terminal.printable(line) for line in [f"{what}: {out}", *invalid])
+
+
 def _slug(model: str) -> str:
     """A file name for a model: ``org/name`` → ``org-name``, a path → its last part."""
     path = Path(model)
@@ -256,6 +264,8 @@ def _slug(model: str) -> str:
 def _say(talk: Talk, data: Any, shown: Any) -> None:
     if talk.json:
         print(json_format.dumps(_plain(data), allow_nan=False, ensure_ascii=False, default=str))
+    elif isinstance(shown, str):
+        print(shown)  # rich would break a long path
     else:
         Console().print(shown, markup=False, highlight=False)
 

@@ -67,7 +67,7 @@ def head_card(card: Mapping[str, Any]) -> RenderableType:
         parts += [_section("Spectra"), _spectra(card["spectra"])]
     for words in card["words"]:
         parts += [_section(words["title"]), _words(words["rows"])]
-    return Group(*parts, Text(NULL_CAVEAT, style="dim"))
+    return Group(*parts, _footer(card))
 
 
 def layer_card(card: Mapping[str, Any], width: int = 80) -> RenderableType:
@@ -86,7 +86,7 @@ def layer_card(card: Mapping[str, Any], width: int = 80) -> RenderableType:
     if pairs:
         parts.append(_section("Nearest in this layer (head, value, z_null)"))
     parts += [_nearest_table(rows, columns) for columns in _pages(pairs, width)]
-    return Group(*parts, Text(NULL_CAVEAT, style="dim"))
+    return Group(*parts, _footer(card))
 
 
 def laws_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -165,9 +165,16 @@ def _facts(card: Mapping[str, Any], more: str = "") -> Text:
         f"{card['processing']} weights",
     ]
     text = Text(", ".join([*facts, more] if more else facts))
+    for note in card["notes"]:
+        text.append(f"\nNote: {printable(note)}")
     if "invalid" in card:
         text.append(f"\nThis layer is invalid: {printable(card['invalid'])}", style="bold red")
     return text
+
+
+def _footer(card: Mapping[str, Any]) -> Text:
+    lines = [f"No {metric}: {reason}." for metric, reason in card["skipped"].items()]
+    return Text("\n" + "\n".join([*map(printable, lines), NULL_CAVEAT]), style="dim")
 
 
 def _section(title: str) -> Text:

@@ -80,7 +80,7 @@ class TestInspect:
     def test_head_card_says_what_the_dataset_says(self, run_file: Path, ds) -> None:
         told = headmix("inspect", run_file, "--layer", "3", "--head", "5").stdout
         here = ds.sel(layer="L3", head=5)
-        assert "demo  L3 head 5" in told
+        assert "(demo)  L3 head 5" in told
         z = float(
             (here.ov_stable_rank - here.ov_stable_rank_null_mean) / here.ov_stable_rank_null_sd
         )
@@ -131,7 +131,7 @@ class TestInspect:
         told = headmix(
             "inspect", "demo", "--layer", "1", "--layers", "0-1", "--metrics", "projection_kernel"
         ).stdout
-        assert "demo  L1" in told
+        assert "(demo)  L1" in told
         assert "projection kernel" in told
 
     def test_eighty_columns_are_enough(self, ds) -> None:
@@ -146,6 +146,15 @@ class TestInspect:
         card = drawn(terminal.head_card(cards.head_card(hostile, 3, 5)), width=120)
         assert "\x1b" not in card
         assert "[bold]x[/nope]" in card
+
+    def test_says_what_is_missing_and_what_to_know(self, ds) -> None:
+        told = drawn(terminal.head_card(cards.head_card(ds, 3, 5)), width=200)
+        for metric, by_layer in json.loads(ds.attrs["skipped"]).items():
+            assert f"No {metric}: {by_layer['L3']}." in told
+        noted = ds.assign_attrs(notes=json.dumps({"L3": ["post-norm"], "L4": ["another"]}))
+        told = drawn(terminal.head_card(cards.head_card(noted, 3, 5)), width=200)
+        assert "Note: post-norm" in told
+        assert "another" not in told
 
     def test_an_invalid_layer_is_marked(self) -> None:
         module = torch.nn.MultiheadAttention(8, 2)
@@ -173,7 +182,7 @@ class TestMeasure:
         back = xr.Dataset.from_dict(json.loads(told))
         direct = hm.measure("demo", layers=[0], metrics=["projection_kernel"])
         np.testing.assert_allclose(back.projection_kernel, direct.projection_kernel, rtol=1e-6)
-        assert back.attrs["model"] == "demo"
+        assert back.attrs == direct.attrs
 
     def test_default_file_is_named_after_the_model(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -182,6 +191,17 @@ class TestMeasure:
         headmix("measure", "demo", "--layers", "0", "--metrics", "projection_kernel")
         assert hm.open_results("headmix-demo.nc").layer.values.tolist() == ["L0"]
 
+    def test_an_invalid_layer_is_said(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        module = torch.nn.MultiheadAttention(8, 2)
+        with torch.no_grad():
+            module.out_proj.weight[0, 0] = torch.inf
+        broken = hm.load(module)
+        monkeypatch.setattr(hm, "load", lambda *_, **__: broken, raising=False)
+        told = headmix("measure", "x", "--out", tmp_path / "x.nc").stdout
+        assert "Layer L0 is invalid: NaN or infinity in W_O" in told
+
 
 class TestReport:
     def test_of_a_run_writes_the_page(self, run_file: Path, tmp_path: Path) -> None:
@@ -189,7 +209,7 @@ class TestReport:
         told = json.loads(headmix("report", run_file, "--out", out, "--json").stdout)
         assert told["report"] == str(out)
         assert told["bytes"] == out.stat().st_size
-        assert told["model"] == "demo"
+        assert told["model"] == hm.open_results(run_file).attrs["model"]
         assert told["layers"] == [f"L{i}" for i in range(6)]
         assert out.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
 
