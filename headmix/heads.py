@@ -175,13 +175,19 @@ class Heads:
 
     @cached_property
     def ov_singular_values(self) -> Float[Tensor, "head singular"]:
-        """Singular values of ``M_h = W_V W_O``, descending, from [d_head, d_head] factors."""
-        return linalg.singular_values(self.value_factor @ self.write_factor)
+        """Singular values of ``M_h = W_V W_O``, descending, from [d_head, d_head] factors.
+
+        Those that count as zero are zero.
+        """
+        R_O = linalg.triangular_factor(self.W_O.mT)
+        sigma = linalg.singular_values(self.value_factor @ R_O.mT)
+        zero = linalg.tolerance(sigma, self.values.shape[1], self.d_model)
+        return sigma * (sigma > zero[:, None])
 
     def nonfinite(self) -> str | None:
         """The names of weights that hold NaN or infinity, or None."""
         weights = {n: getattr(self, n) for n in ("W_O", "W_V", "W_Q", "W_K", "b_V", "b_O")}
-        bad = [n for n, w in weights.items() if w is not None and not torch.isfinite(w).all()]
+        bad = [n for n, w in weights.items() if w is not None and not linalg.all_finite(w)]
         return ", ".join(bad) or None
 
     def to(self, *args: torch.dtype | torch.device | str) -> "Heads":

@@ -51,11 +51,17 @@ def eigenvalues(A: Float[Tensor, "*block n n"]) -> Complex[Tensor, "*block n"]:
     return _decompose(torch.linalg.eigvals, A)
 
 
+def all_finite(A: Tensor) -> bool:
+    """Whether A holds neither NaN nor infinity."""
+    # a sum is quicker to check, and finite only where everything is
+    return bool(A.sum().isfinite()) or bool(A.isfinite().all())
+
+
 def _decompose(function, A):
     """Run a LAPACK routine; retry once in float64 on the CPU before giving up by name."""
     if A.dtype not in (torch.float32, torch.float64):
         raise LinalgError(f"decompositions need float32 or float64, got {A.dtype}; convert first")
-    if not torch.isfinite(A).all():
+    if not all_finite(A):
         raise LinalgError(f"a matrix of shape {tuple(A.shape)} holds NaN or infinity")
     try:
         return function(A)
@@ -78,21 +84,33 @@ def triangular_factor(A: Float[Tensor, "*block m n"]) -> Float[Tensor, "*block k
 def row_space(W: Float[Tensor, "block k n"]) -> Basis:
     """Orthonormal basis of the row space of each block.
 
-    QR of the tall transpose first, so that the singular value decomposition which finds the rank
-    only sees a [k, k] matrix; its vectors are needed only where a block lacks rank.
+    QR of the tall transpose first, so that everything after it only sees [k, k] triangles; their
+    singular values are needed only where rank may be missing.
 
     Raises:
         LinalgError: all blocks are zero, or hold NaN or infinity.
     """
     Q, R = _decompose(torch.linalg.qr, W.mT)
-    kept = _nonzero(singular_values(R), W)
+    if _surely_full_rank(R, W):
+        return Basis(Q=Q.mT, rank=Q.new_full(Q.shape[:1], Q.shape[2]))
+    U, S, _ = svd(R)
+    kept = _nonzero(S, W)
     if not kept.any():
         raise LinalgError(f"all {len(W)} blocks of shape {tuple(W.shape[1:])} are zero")
-    if not kept.all():
-        U, S, _ = svd(R)
-        kept = _nonzero(S, W)
-        Q = (Q @ U) * kept[:, None, :]
-    return Basis(Q=Q.mT, rank=kept.sum(-1).to(W.dtype))
+    return Basis(Q=(Q @ U * kept[:, None, :]).mT, rank=kept.sum(-1).to(W.dtype))
+
+
+def _surely_full_rank(R: Float[Tensor, "block k n"], W: Tensor) -> bool:
+    """Whether ``σ_min ≥ 1/‖R⁻¹‖_F`` alone puts every block above the tolerance."""
+    k, n = R.shape[-2:]
+    if k != n or not R.diagonal(dim1=-2, dim2=-1).all():
+        return False
+    inverse = torch.linalg.solve_triangular(
+        R, torch.eye(k, dtype=R.dtype, device=R.device).expand_as(R), upper=True
+    )
+    bounds = torch.stack([torch.linalg.matrix_norm(R), 1 / torch.linalg.matrix_norm(inverse)], -1)
+    # rounding in the inverse is far below the factor of 10
+    return bool((bounds[..., 1] > 10 * tolerance(bounds, *W.shape[-2:])).all())
 
 
 def _nonzero(sigma: Float[Tensor, "block k"], W: Tensor) -> Bool[Tensor, "block k"]:

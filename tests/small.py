@@ -17,6 +17,7 @@ class WeightsOnly:
     """A site that knows its weights and nothing else."""
 
     weights: Heads
+    attention: object = None
     notes: tuple[str, ...] = ()
     values: str = "exact"
 

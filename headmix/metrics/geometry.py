@@ -15,9 +15,12 @@ _SUBSPACE = ("gauge", "rotation", "scale", "head_scale")
 
 def _squared_overlap(basis: linalg.Basis) -> Float[Tensor, "block block"]:
     """tr(P_i P_j): the sum of squared cosines of the principal angles."""
-    B, k, n = basis.Q.shape
-    flat = basis.Q.reshape(B * k, n)
-    return torch.stack([(q @ flat.T).square().reshape(k, B, k).sum((0, 2)) for q in basis.Q])
+    B, k, _ = basis.Q.shape
+    flat = basis.Q.flatten(0, 1)
+    upper = flat.new_zeros(B, B)
+    for i, q in enumerate(basis.Q):  # one half of a symmetric matrix
+        upper[i, i:] = (q @ flat[i * k :].T).square().reshape(k, B - i, k).sum((0, 2))
+    return upper + upper.triu(1).T
 
 
 def _haar_overlap(basis: linalg.Basis) -> tuple[Tensor, Tensor]:
