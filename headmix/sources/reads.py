@@ -105,15 +105,15 @@ def _record(
     norms: list[tuple[str, Tensor, Tensor]] = []
     reads: dict[str, _Read] = {}
 
-    def on_norm(path: str) -> Callable[[nn.Module, tuple[Tensor, ...], Any], None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
-            if isinstance(output, Tensor) and inputs:
+    def on_norm(path: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and inputs and isinstance(inputs[0], Tensor):
                 norms.append((path, inputs[0], output))
 
         return hook
 
-    def on_read(path: str) -> Callable[[nn.Module, tuple[Tensor, ...], Any], None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+    def on_read(path: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             before = [(p, seen) for p, seen, out in norms if _same(out, inputs[0])]
             reads.setdefault(path, _Read(*before[-1]) if before else _Read(None, inputs[0]))
 
