@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headmix.terminal import Progress, printable, progress
+from headmix.progress import Progress, progress
+from headmix.terminal import printable
 
 #: Exit codes: a law or a check failed; the input cannot be used.
 FAILED, UNUSABLE = 1, 2

@@ -1,27 +1,12 @@
-"""How results look in a terminal: cards, tables and progress, drawn with rich."""
+"""How results look in a terminal: cards and tables, drawn with rich."""
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, JustifyMethod, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bar
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
-
-#: Work that ends sooner shows no progress.
-PATIENCE_S = 2.0
 
 NULL_CAVEAT = (
     "z_null = (value - null mean) / null sd. A null is not a p-value: trained heads are not "
@@ -30,9 +15,6 @@ NULL_CAVEAT = (
 _BARS = "▁▂▃▄▅▆▇█"
 _LONGEST, _SHOWN = 24, 4
 _COLUMN = 14
-
-#: Called with (what, done, total); a total of 0 is unknown.
-Progress = Callable[[str, int, int], None]
 
 
 def printable(text: object) -> str:
@@ -116,42 +98,6 @@ def architectures_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         for note in row["notes"]:
             table.add_row("", "", Text(printable(note), style="dim"))
     return table
-
-
-@contextmanager
-def progress(shown: bool) -> Iterator[Progress]:
-    """A ``progress(what, done, total)`` that draws on stderr once work has lasted two seconds."""
-    bar = Bar(
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-        _Rate(), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-    )  # fmt: skip
-    task = bar.add_task("starting", total=None)
-
-    def report(what: str, done: int, total: int) -> None:
-        bar.update(task, description=printable(what), completed=done, total=total or None)
-
-    timer = threading.Timer(PATIENCE_S, bar.start)
-    timer.daemon = True
-    if shown:
-        timer.start()
-    try:
-        yield report
-    finally:
-        timer.cancel()
-        if timer.is_alive():  # it may be about to start the bar
-            timer.join()
-        if bar.live.is_started:  # stopping one that never started prints an empty line
-            bar.stop()
-
-
-class _Rate(ProgressColumn):
-    """Steps a second, or seconds a step where those are slow."""
-
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        if not speed:
-            return Text("")
-        return Text(f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each", style="dim")
 
 
 def _heading(card: Mapping[str, Any], what: str) -> Rule:

@@ -348,8 +348,8 @@ class TestProcess:
 
     def test_progress_shows_rate_and_end_on_a_terminal_once_work_lasts(self) -> None:
         seen = on_a_terminal(
-            "import time; from headmix import terminal; terminal.PATIENCE_S = 0.1\n"
-            "with terminal.progress(True) as progress:\n"
+            "import time; from headmix import progress as p; p.PATIENCE_S = 0.1\n"
+            "with p.progress(True) as progress:\n"
             "    for i in range(20): progress(f'L{i}', i, 20); time.sleep(0.05)"
         )
         assert "L1" in seen
@@ -359,12 +359,12 @@ class TestProcess:
 
     def test_progress_is_silent_for_quick_work_and_when_unwanted(self) -> None:
         quick = (
-            "from headmix import terminal\n"
-            "with terminal.progress({shown}) as progress: progress('L0', 0, 1)"
+            "from headmix import progress as p\n"
+            "with p.progress({shown}) as progress: progress('L0', 0, 1)"
         )
         assert on_a_terminal(quick.format(shown=True)) == ""
-        long = "import time; from headmix import terminal; terminal.PATIENCE_S = 0\n"
-        long += "with terminal.progress(False) as progress: progress('L0', 0, 1); time.sleep(0.3)"
+        long = "import time; from headmix import progress as p; p.PATIENCE_S = 0\n"
+        long += "with p.progress(False) as progress: progress('L0', 0, 1); time.sleep(0.3)"
         assert on_a_terminal(long) == ""
 
 
