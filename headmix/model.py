@@ -94,6 +94,7 @@ class AttentionModel:
         reads: reads the feed-forward's read weights of a layer; raises NotApplicable likewise.
         example: makes a tiny batch of input for ``module``, for the laws.
         refused: layers on which a law failed, with the reason.
+        tokenizer: turns text into what ``module`` takes; None where none came with it.
     """
 
     name: str
@@ -105,6 +106,7 @@ class AttentionModel:
     reads: Callable[[str], NeuronReads] = _no_reads
     example: Callable[[], Any] | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
+    tokenizer: Any = None
 
     @property
     def layers(self) -> list[str]:

@@ -150,6 +150,7 @@ def from_model(
         },
         vocabulary=lambda: read_vocabulary(model, tokenizer, dtype),
         example=(lambda: inputs) if inputs is not None else lambda: example_batch(model),
+        tokenizer=tokenizer,
     )
     source = _settled(source, model, model_type, dtype)
     return replace(source, reads=lambda layer: reads.find_reads(source, layer))

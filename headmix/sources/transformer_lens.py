@@ -54,6 +54,7 @@ def from_bridge(
         notes = _notes(bridge, a.path, processing)
         sites[a.name] = ModuleSite(a, bridge, dtype, processing, streams_of(a), notes=notes)
     original = bridge.original_model
+    tokenizer = tokenizer or bridge.tokenizer
     source = AttentionModel(
         name=name or bridge.cfg.model_name,
         sites=sites,
@@ -64,8 +65,9 @@ def from_bridge(
             "class": type(original).__name__,
             "dtype": str(next(bridge.parameters()).dtype).removeprefix("torch."),
         },
-        vocabulary=lambda: _vocabulary(bridge, tokenizer or bridge.tokenizer, dtype),
+        vocabulary=lambda: _vocabulary(bridge, tokenizer, dtype),
         example=lambda: _example(bridge),
+        tokenizer=tokenizer,
     )
     source = _settled(source, getattr(bridge.original_model.config, "model_type", ""))
     return replace(source, reads=lambda layer: reads.find_reads(source, layer))
@@ -115,6 +117,7 @@ def folded(model: Any, **options: Any) -> AttentionModel:
         result,
         provenance={**source.provenance, "folded_by": "transformer_lens"},
         vocabulary=lambda: replace(vocabulary(), token=token),
+        tokenizer=source.tokenizer,
     )
 
 
