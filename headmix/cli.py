@@ -2,7 +2,6 @@
 
 import json as json_format
 import math
-import os
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.text import Text
 
 import headmix as hm
 from headmix import terminal
+from headmix.files import check_writable
 from headmix.options import (
     FAILED,
     LayerList,
@@ -83,7 +83,7 @@ def report(
     ] = None,
 ) -> None:
     """Measure a model, or take a finished run, and write one page that works offline."""
-    out = _writable(out or Path(f"headmix-{_slug(model)}.html"))
+    out = check_writable(out or Path(f"headmix-{_slug(model)}.html"))
     ds = _run(model, loading, measuring, talk)
     hm.report(ds, out)
     from headmix import cards
@@ -114,7 +114,7 @@ def measure(
     if out is None and not talk.json:
         out = Path(f"headmix-{_slug(model)}.nc")
     if out is not None:
-        _writable(out)
+        check_writable(out)
     ds = _run(model, loading, measuring, talk)
     if out is not None:
         hm.save(ds, out)
@@ -235,17 +235,6 @@ def _entry(metric: Any) -> dict[str, Any]:
         "reference": metric.reference,
         "doc": python.getdoc(metric.function) or "",
     }
-
-
-def _writable(out: Path) -> Path:
-    """Refuse before the work, not after it."""
-    if out.is_dir():
-        raise ValueError(f"cannot write {out}: it is a folder; name a file inside it")
-    if not out.parent.is_dir():
-        raise ValueError(f"cannot write {out}: there is no folder {out.parent}")
-    if not os.access(out.parent, os.W_OK):
-        raise ValueError(f"cannot write {out}: the folder {out.parent} is not writable")
-    return out
 
 
 def _written(what: str, out: Path | str, summary: dict[str, Any]) -> str:

@@ -7,11 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-@contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its name when the block ends without an error.
-
-    Whatever happens, also a kill in the middle, ``path`` holds the old content or the new.
+def check_writable(path: str | os.PathLike[str]) -> Path:
+    """The path, if a file can be written there; for asking before the work, not after it.
 
     Raises:
         FileNotFoundError: the folder does not exist.
@@ -26,6 +23,20 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise IsADirectoryError(f"cannot write {target}: it is a folder; name a file inside it")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"cannot write {target}: the folder {folder} is not writable")
+    return target
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its name when the block ends without an error.
+
+    Whatever happens, also a kill in the middle, ``path`` holds the old content or the new.
+
+    Raises:
+        OSError: as ``check_writable``, or what the system says (a full disk, say).
+    """
+    target = check_writable(path)
+    folder = target.parent
     temporary = folder / f".{target.name[:100]}.{secrets.token_hex(6)}.tmp"
     try:
         yield temporary

@@ -112,6 +112,11 @@ def verify(
         from headmix.sources import load
 
         model = load(model, **load_options)
+    if model.module is None:
+        raise NotApplicable(
+            f"{model.name} was read for its weights alone; the laws need a model that runs: verify "
+            "the model itself"
+        )
     if inputs is None:
         if model.example is None:
             raise NotApplicable(

@@ -55,6 +55,7 @@ def load(
     """
     if processing not in ("raw", "folded"):
         raise ValueError(f"processing must be 'raw' or 'folded', got {processing!r}")
+    _check_options(options)
     if processing == "folded":
         from headmix.sources import transformer_lens
 
@@ -79,6 +80,19 @@ def load(
     return huggingface.from_pretrained(path, **options)
 
 
+def _check_options(options: dict[str, Any]) -> None:
+    """Give dtype its type; refuse a dtype or device that torch does not know."""
+    dtype = options.get("dtype")
+    if isinstance(dtype, str):
+        options["dtype"] = dtype = getattr(torch, dtype, None)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ValueError("dtype must be float32, float64, bfloat16 or float16")
+    try:
+        torch.device(options.get("device", "cpu"))
+    except RuntimeError as reason:
+        raise ValueError(f"torch knows no such device: {str(reason).splitlines()[0]}") from reason
+
+
 def _locate(model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if model == "demo":
         package, folder, requirement = DEMO
@@ -99,8 +113,6 @@ def _locate(model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _from_object(module: Any, layout: Layout | None, options: dict[str, Any]) -> AttentionModel:
     """A module in memory; proven on the spot where ``inputs`` are given and need be."""
-    dtype = options.pop("dtype", torch.float32)
-    options["dtype"] = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     names = {f"{c.__module__.split('.')[0]}.{c.__name__}" for c in type(module).__mro__}
     if layout is None and "transformers.PreTrainedModel" in names:
         from headmix.sources import huggingface

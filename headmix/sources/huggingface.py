@@ -32,7 +32,7 @@ def from_pretrained(
     model: str,
     *,
     revision: str | None = None,
-    dtype: str | torch.dtype = "float32",
+    dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     trust_remote_code: bool = False,
     local_files_only: bool = False,
@@ -63,7 +63,7 @@ def from_pretrained(
     loaded, info = build.from_pretrained(
         model,
         config=config,
-        dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype,
+        dtype=dtype,
         use_safetensors=None if allow_pickle or gguf_file else True,
         ignore_mismatched_sizes=True,  # so that they come back in info, to be named below
         output_loading_info=True,
