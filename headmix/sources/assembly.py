@@ -24,8 +24,8 @@ def build_heads(
 
     Args:
         attention: where the projections are and which features belong to which head.
-        weight: reads a projection's weight ``[out, in]`` by path.
-        bias: reads its bias ``[out]``, or None.
+        weight: reads a projection's weight ``[out, in]`` by path, into memory of its own.
+        bias: reads its bias ``[out]`` likewise, or None.
         streams: the residual stream that queries read, and the one that keys and values read.
         values: a key of ``headmix.model.VALUES``; W_V and b_V are left out where "not linear".
         processing: "raw" or "folded".
@@ -36,17 +36,18 @@ def build_heads(
     def per_head(projection: Projection | None) -> Float[Tensor, "head in feature"] | None:
         if projection is None:
             return None
-        return _copy(_rows(last(projection.path), projection.features).mT)
+        return _rows(last(projection.path), projection.features).mT
 
     v = None if values == "not linear" else a.v
     b_V, b_O = None if v is None else bias(v.path), bias(a.o.path)
     return Heads(
-        W_O=_copy(_rows(last(a.o.path).T, a.o.features)),
+        # row by row, as decompositions want it: the one projection that is stored the other way
+        W_O=_rows(last(a.o.path).T, a.o.features).contiguous(),
         W_V=per_head(v),
         W_Q=per_head(a.q),
         W_K=per_head(a.k),
-        b_V=None if b_V is None or v is None else _copy(_rows(b_V, v.features)),
-        b_O=None if b_O is None else _copy(b_O),
+        b_V=None if b_V is None or v is None else _rows(b_V, v.features),
+        b_O=b_O,
         kv_of_head=a.kv_of_head,
         layer=a.name,
         processing=processing,
@@ -63,11 +64,6 @@ def _rows(
     if torch.equal(features.flatten(), torch.arange(first, first + count)):
         return weight[first : first + count].unflatten(0, features.shape)
     return weight[features]
-
-
-def _copy(weight: Tensor) -> Tensor:
-    """Never a view: neither of the user's own weights nor of a mapped file."""
-    return weight.clone(memory_format=torch.contiguous_format)
 
 
 def streams_of(a: Attention) -> tuple[str, str]:

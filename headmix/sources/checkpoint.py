@@ -18,7 +18,7 @@ from headmix import architectures
 from headmix.heads import Heads
 from headmix.laws import settle
 from headmix.layouts import Attention, Layout, Lookup, Shapes, UnknownLayout, find_attention
-from headmix.model import AttentionModel, Watcher
+from headmix.model import VALUES, AttentionModel, Watcher
 from headmix.registry import NotApplicable
 from headmix.sources import gguf, llama_cpp
 from headmix.sources.assembly import build_heads, streams_of
@@ -94,7 +94,8 @@ def open_checkpoint(
 def _precision(dtype: str | torch.dtype) -> torch.dtype:
     precision = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if precision not in (torch.float32, torch.float64):
-        raise ValueError(f"dtype must be float32 or float64, got {dtype}")
+        got = str(dtype).removeprefix("torch.")
+        raise ValueError(f"weights are converted to float32 or float64, not {got}: pass dtype=")
     return precision
 
 
@@ -154,15 +155,17 @@ def _recognise(
 def _settle(sites: Mapping[str, "CheckpointSite"], model_type: str) -> None:
     """Write down what the table knows of the architecture, or that nothing proved the layout."""
     known = architectures.known(model_type)
-    layouts = {str(site.attention.layout) for site in sites.values()}
-    fits = known is not None and layouts <= known.layouts.keys()
     for site in sites.values():
-        if known is None or not fits:
-            site.notes += ("not proven by the laws: architecture not listed",)
-        else:
-            site.notes += known.notes
-            settle(site, known.layouts[str(site.attention.layout)])
         site.notes += site.quantisation()
+        if known is None:
+            site.notes += ("not proven by the laws: architecture not listed",)
+            continue
+        site.notes += known.notes
+        values = known.layouts.get(str(site.attention.layout))
+        if values is None:  # names of another format: take what is said of the architecture's worst
+            site.notes += ("not proven by the laws: projections of other names than those listed",)
+            values = min(known.layouts.values(), key=list(VALUES)[::-1].index)
+        settle(site, values)
 
 
 @dataclass(eq=False)
@@ -199,5 +202,7 @@ class CheckpointSite:
     def watch(self, watcher: Watcher) -> AbstractContextManager[None]:
         raise NotApplicable("only the weights were read: load the model itself to run it")
 
-    def shift_values(self, shift: Float[Tensor, "kv_head d_head"]) -> AbstractContextManager[None]:
+    def shift_values(
+        self, shift: Float[Tensor, "kv_head d_head"], *, uneven: bool = False
+    ) -> AbstractContextManager[None]:
         raise NotApplicable("only the weights were read: load the model itself to run it")

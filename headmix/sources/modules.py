@@ -44,7 +44,7 @@ def weight_shapes(module: nn.Module) -> Shapes:
 
 
 def read_weight(module: nn.Module, path: str, dtype: torch.dtype) -> Float[Tensor, "out in"]:
-    """A projection's weight as [out, in], converted, on the CPU.
+    """A projection's weight as [out, in], converted, on the CPU, in memory of its own.
 
     Raises:
         UnreadableWeight: it is quantised, meta or offloaded; the message says what to do.
@@ -61,7 +61,7 @@ def read_weight(module: nn.Module, path: str, dtype: torch.dtype) -> Float[Tenso
             f"{path}.weight is quantised ({type(module).__name__}, {weight.dtype}, shape "
             f"{tuple(weight.shape)}): dequantise this layer first, or load the model unquantised"
         )
-    plain: Tensor = weight.detach().to("cpu", dtype)
+    plain: Tensor = weight.detach().to("cpu", dtype, copy=True)
     return plain.T if is_transposed(module) else plain
 
 
@@ -85,7 +85,7 @@ class ModuleSite:
 
     def _bias(self, path: str) -> Tensor | None:
         bias = getattr(self.root.get_submodule(path), "bias", None)
-        return None if bias is None else bias.detach().to("cpu", self.dtype)
+        return None if bias is None else bias.detach().to("cpu", self.dtype, copy=True)
 
     def heads(self) -> Heads:
         return build_heads(
@@ -177,6 +177,7 @@ def from_module(
     layout: Layout | None,
     *,
     name: str | None = None,
+    tokenizer: Any = None,
     dtype: torch.dtype = torch.float32,
 ) -> AttentionModel:
     """Any module, its projections named by ``layout`` or recognised by their usual names."""
@@ -188,4 +189,5 @@ def from_module(
         sites=sites,
         module=module,
         provenance={"source": "module", "class": type(module).__name__},
+        tokenizer=tokenizer,
     )

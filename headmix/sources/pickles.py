@@ -28,7 +28,7 @@ class PickleStore:
             raise BadCheckpoint(
                 f"{name} is stored as {tensor.dtype}, quantised: dequantise it first"
             )
-        return tensor.detach().to(dtype)
+        return tensor.detach().to(dtype, copy=True)
 
 
 def refuse(path: Path) -> BadCheckpoint:

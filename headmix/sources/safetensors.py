@@ -51,7 +51,7 @@ class SafetensorsStore:
         try:
             # Opened for each tensor and closed again: the pages of an open mapping count as ours.
             with safe_open(path, framework="pt") as file:
-                return file.get_tensor(name).to(dtype)
+                return file.get_tensor(name).to(dtype, copy=True)
         except (SafetensorError, OSError) as error:
             raise BadCheckpoint(f"{path}: {name} cannot be read: {error}") from None
 

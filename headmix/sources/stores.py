@@ -50,7 +50,7 @@ class Store(Protocol):
     def provenance(self) -> Mapping[str, str]: ...
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """One tensor, converted. Raises BadCheckpoint where its numbers cannot be read."""
+        """One tensor, converted, in memory of its own; BadCheckpoint if it cannot be read."""
 
 
 def parse_json(text: bytes, what: str) -> dict[str, Any]:
