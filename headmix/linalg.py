@@ -5,6 +5,8 @@ The policy: a singular value counts as zero when it is at most ``max(rows, colum
 half-precision decompositions worth trusting: convert first.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +59,20 @@ def all_finite(A: Tensor) -> bool:
     return bool(A.sum().isfinite()) or bool(A.isfinite().all())
 
 
+@contextmanager
+def _one_thread(A: Tensor) -> Iterator[None]:
+    """LAPACK on many narrow blocks: threads would wait for one another longer than they compute."""
+    threads = torch.get_num_threads()
+    if A.ndim < 3 or min(A.shape[-2:]) > 512:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _decompose(function, A):
     """Run a LAPACK routine; retry once in float64 on the CPU before giving up by name."""
     if A.dtype not in (torch.float32, torch.float64):
@@ -64,7 +80,8 @@ def _decompose(function, A):
     if not all_finite(A):
         raise LinalgError(f"a matrix of shape {tuple(A.shape)} holds NaN or infinity")
     try:
-        return function(A)
+        with _one_thread(A):
+            return function(A)
     except torch.linalg.LinAlgError:
         pass
     try:
@@ -105,9 +122,8 @@ def _surely_full_rank(R: Float[Tensor, "block k n"], W: Tensor) -> bool:
     k, n = R.shape[-2:]
     if k != n or not R.diagonal(dim1=-2, dim2=-1).all():
         return False
-    inverse = torch.linalg.solve_triangular(
-        R, torch.eye(k, dtype=R.dtype, device=R.device).expand_as(R), upper=True
-    )
+    eye = torch.eye(k, dtype=R.dtype, device=R.device).expand_as(R)
+    inverse = _decompose(lambda r: torch.linalg.solve_triangular(r, eye.to(r), upper=True), R)
     bounds = torch.stack([torch.linalg.matrix_norm(R), 1 / torch.linalg.matrix_norm(inverse)], -1)
     # rounding in the inverse is far below the factor of 10
     return bool((bounds[..., 1] > 10 * tolerance(bounds, *W.shape[-2:])).all())
