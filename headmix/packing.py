@@ -3,7 +3,7 @@
 import hashlib
 import heapq
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from typing import Any
@@ -30,13 +30,17 @@ RULE_OF_DECODERS = " The encoder reads the window, the decoder the same after it
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Batches in a fixed order, begun anew by each ``iter``, and what is known beforehand.
+    """Batches in a fixed order, and what is known beforehand.
+
+    Each ``iter`` begins anew, but for an iterator of a user's own, which can be read once.
 
     Attributes:
         n_batches, n_tokens, n_documents: how much there is; tokens that count. None where a user's
             own batches do not say.
         padding: the share of padding among all tokens that are run.
-        attrs: what a result must say about its text.
+        max_length: no sequence is longer; 0 where a user's own batches do not say.
+        attrs: what a result must say about its text: ``text``, ``text_rule``, and of text
+            ``text_sha256`` (of the documents that were read) and ``text_unknown_tokens``.
     """
 
     begin: Callable[[], Iterator[Batch]]
@@ -45,6 +49,7 @@ class Batches:
     n_tokens: int | None = None
     n_documents: int | None = None
     padding: float | None = None
+    max_length: int = 0
 
     def __iter__(self) -> Iterator[Batch]:
         return self.begin()
@@ -94,6 +99,7 @@ def batches(
         return _given(feed, source, folds)
     text = read_text(source)
     documents, digest = _tokenise(feed, text, max_tokens)
+    unknown = feed.tokeniser.unknown
     n_documents = len(documents)
     if n_documents < folds:
         documents = blocks(documents, folds)
@@ -108,11 +114,13 @@ def batches(
         attrs={
             "text": text.description + _blocks_note(n_documents, len(documents)),
             "text_sha256": digest,
+            "text_unknown_tokens": str(sum(int((d.ids == unknown).sum()) for d in documents)),
             "text_rule": rule,
         },
         n_batches=len(packed),
         n_tokens=sum(d.n_counted for d in documents),
         n_documents=len(documents),
+        max_length=feed.max_length,
         padding=1 - sum(map(sum, lengths)) / sum(len(row) * max(row) for row in lengths),
     )
 
@@ -219,9 +227,10 @@ def _fill(
 
 def _peek(source: Any) -> tuple[Any, bool]:
     """The source, and whether its items are inputs of the model rather than documents."""
-    if isinstance(source, str | Text | Tensor | np.ndarray) or hasattr(source, "column_names"):
-        return source, False
-    if not isinstance(source, Iterable):
+    if isinstance(source, Batch | Mapping) and not hasattr(source, "column_names"):
+        return [source], True
+    whole = isinstance(source, str | Text | Tensor | np.ndarray) or hasattr(source, "column_names")
+    if whole or not isinstance(source, Iterable):
         return source, False
     iterator = iter(source)
     head = list(islice(iterator, 1))
@@ -252,7 +261,7 @@ def _given(feed: Feed, source: Iterable[Any], folds: int) -> Batches:
                 raise ValueError(f"batch {n} is of fold {item.fold}; there are {folds}, from 0")
             yield item
 
-    size = len(source) if isinstance(source, Sequence) else None
+    size = len(source) if isinstance(source, Sized) else None
     rule = "Given as batches: every token counts but those that the batches leave out."
     return Batches(begin, {"text": "given as batches", "text_rule": rule}, n_batches=size)
 

@@ -7,7 +7,7 @@ whole documents, and none ever shares a window with another.
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -22,6 +22,9 @@ from headmix.conllu import Words
 
 #: Files of a directory that are read; the first three as plain text.
 SUFFIXES = (".txt", ".md", ".rst", ".conllu")
+
+#: Files by which a directory saved by ``datasets`` is known.
+SAVED = ("state.json", "dataset_dict.json")
 
 #: Ends a document wherever it stands in a plain text.
 MARK = re.compile(r"\f|<\|endoftext\|>")
@@ -93,7 +96,7 @@ def read_text(source: Any) -> Text:
     if isinstance(source, str):
         return _read_name(source)
     if hasattr(source, "column_names"):
-        return Text(_rows(source, None, "a Dataset"), "a Dataset given in memory")
+        return Text(_rows(source, None, None, "the Dataset"), "a Dataset given in memory")
     if isinstance(source, np.ndarray | torch.Tensor):
         source = [source] if source.ndim == 1 else source
     if not isinstance(source, Iterable):
@@ -127,7 +130,7 @@ def _read_path(path: Path) -> Text:
         )
     if path.is_file():
         return Text(list(_read_file(path, alone=True)), f"the file {path.name}")
-    if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+    if any((path / mark).exists() for mark in SAVED):
         return _saved_dataset(path)
     files = sorted(f for f in path.rglob("*") if f.suffix in SUFFIXES and f.is_file())
     if not files:
@@ -202,7 +205,7 @@ def _datasets() -> Any:
         return importlib.import_module("datasets")
     except ImportError:
         raise ImportError(
-            "reading a data set needs the package datasets: pip install 'headmix[datasets]'"
+            "reading a data set needs the package datasets: pip install datasets"
         ) from None
 
 
@@ -211,24 +214,27 @@ def _read_dataset(source: str) -> Text:
     if not name or len(rest) > 2:
         raise ValueError(f"expected datasets:NAME[,CONFIG][:SPLIT[:COLUMN]], got {source}")
     split, column = [part or None for part in (*rest, "", "")[:2]]
-    if Path(name).is_dir():
-        return _saved_dataset(Path(name), split, column)
+    path = Path(name).expanduser()
+    if path.is_dir() or name.startswith((".", "/", "~")):
+        return _saved_dataset(path, split, column)
     data = _datasets().load_dataset(*name.split(",", 1), split=split or "train")
-    return Text(_rows(data, column, name), f"the data set {source.removeprefix('datasets:')}")
+    return Text(_rows(data, None, column, name), f"the data set {source.removeprefix('datasets:')}")
 
 
 def _saved_dataset(path: Path, split: str | None = None, column: str | None = None) -> Text:
+    if not any((path / mark).exists() for mark in SAVED):
+        raise FileNotFoundError(f"{path} is no directory in which datasets saved a data set")
     data = _datasets().load_from_disk(str(path))
-    if hasattr(data, "keys"):  # one Dataset a split
+    return Text(_rows(data, split, column, str(path)), f"the saved data set {path.name}")
+
+
+def _rows(data: Any, split: str | None, column: str | None, name: str) -> Iterable[Document]:
+    """Each row's text, the column named or the one that can be meant, as a document."""
+    if isinstance(data, Mapping):  # a Dataset each split
         split = split or next(iter(data))
         if split not in data:
-            raise ValueError(f"{path} has no split {split!r}; it has {', '.join(data)}")
+            raise ValueError(f"{name} has no split {split!r}; it has {', '.join(data)}")
         data = data[split]
-    return Text(_rows(data, column, str(path)), f"the saved data set {path.name}")
-
-
-def _rows(data: Any, column: str | None, name: str) -> Iterable[Document]:
-    """Each row's text, the column named or the one that can be meant, as a document."""
     columns = list(data.column_names)
     if column is None:
         column = "text" if "text" in columns else columns[0] if len(columns) == 1 else None

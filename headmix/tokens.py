@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 
 from headmix.conllu import Words
 from headmix.text import Document
@@ -43,6 +43,18 @@ class Tokens:
     def n_counted(self) -> int:
         return int(self.keep.sum())
 
+    def labels(self, column: str) -> Shaped[np.ndarray, "token"]:
+        """A column of its words ("upos", "head", …) for each token; of no word, "" or −1.
+
+        Raises:
+            ValueError: the document came without words.
+        """
+        if self.words is None:
+            raise ValueError(f"document {self.name} has no words with {column}: CoNLL-U has them")
+        values = getattr(self.words, column)
+        none = "" if values.dtype.kind == "U" else -1
+        return np.where(self.word < 0, none, values[self.word])
+
     def __getitem__(self, part: slice) -> "Tokens":
         arrays = ("ids", "keep", "word", "is_first", "is_last")
         return replace(self, **{name: getattr(self, name)[part] for name in arrays})
@@ -66,15 +78,19 @@ class Tokeniser:
     """
 
     def __init__(self, tokenizer: Any) -> None:
+        if tokenizer is not None and not _knows_words(tokenizer):
+            tokenizer = None
         self.tokenizer = tokenizer
         self.prefix: list[int] = []
         self.suffix: list[int] = []
         self.special: set[int] = set()
+        self.unknown: int | None = None
         if tokenizer is not None:
+            self.unknown = tokenizer.unk_token_id
             ids, special = self._encode("a", add_special_tokens=True)
             inside = [n for n, s in enumerate(special) if not s] or [len(ids), len(ids) - 1]
             self.prefix, self.suffix = ids[: inside[0]], ids[inside[-1] + 1 :]
-            self.special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+            self.special = {*tokenizer.all_special_ids} - {self.unknown}
 
     def _encode(self, text: str, **options: Any) -> tuple[list[int], list[int]]:
         encoding = self.tokenizer(text, return_special_tokens_mask=True, verbose=False, **options)
@@ -112,6 +128,12 @@ class Tokeniser:
         return _labelled(
             document, document.words, encoding["input_ids"], encoding["offset_mapping"]
         )
+
+
+def _knows_words(tokenizer: Any) -> bool:
+    """Whether it has more than special tokens: transformers makes empty ones where files lack."""
+    special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
+    return len({*tokenizer.get_vocab().values()} - special) > 1
 
 
 def _unlabelled(

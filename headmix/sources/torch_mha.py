@@ -24,7 +24,11 @@ _FORWARD = inspect.signature(nn.MultiheadAttention.forward)
 
 
 def from_module(
-    module: nn.Module, *, name: str | None = None, dtype: torch.dtype = torch.float32
+    module: nn.Module,
+    *,
+    name: str | None = None,
+    tokenizer: Any = None,
+    dtype: torch.dtype = torch.float32,
 ) -> AttentionModel:
     """A module that is or contains nn.MultiheadAttention."""
     return AttentionModel(
@@ -33,6 +37,7 @@ def from_module(
         module=module,
         provenance={"source": "torch.nn.MultiheadAttention", "class": type(module).__name__},
         example=(lambda: _example(module)) if isinstance(module, nn.MultiheadAttention) else None,
+        tokenizer=tokenizer,
     )
 
 
