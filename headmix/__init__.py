@@ -13,13 +13,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from headmix import metrics
     from headmix.heads import Heads
-    from headmix.layouts import Layout
     from headmix.laws import verify
+    from headmix.layouts import Layout
     from headmix.measurement import measure
-    from headmix.registry import NotApplicable, catalogue, metric
     from headmix.model import AttentionModel
-    from headmix.plots import plot
     from headmix.page import report
+    from headmix.plots import plot
+    from headmix.registry import NotApplicable, catalogue, metric
     from headmix.results import open_results, save
     from headmix.sources import load
 

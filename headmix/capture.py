@@ -1,6 +1,6 @@
 """capture: run text through a model once and keep the Moments of every layer."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from headmix.heads import Heads
 from headmix.model import AttentionModel, Enough, Watcher
 from headmix.moments import Moments
 
@@ -30,6 +31,16 @@ class Batch:
     documents: int = 1
     keep: Mapping[str, Bool[Tensor, "sequence token"]] = field(default_factory=dict)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that count in the stream that has most of them; 0 where none are named."""
+        return max((int(keep.sum()) for keep in self.keep.values()), default=0)
+
+    @property
+    def length(self) -> int:
+        """Positions in its longest sequence; 0 where no tokens are named."""
+        return max((keep.shape[-1] for keep in self.keep.values()), default=0)
+
 
 class Regrouped(ValueError):
     """A layer sees tokens in another arrangement than the batch, so that they cannot be chosen."""
@@ -38,9 +49,8 @@ class Regrouped(ValueError):
 def capture(
     model: AttentionModel,
     batches: Iterable[Batch],
+    heads: Mapping[str, Heads],
     moments: Mapping[str, Moments],
-    *,
-    done: Callable[[Batch], None] | None = None,
 ) -> None:
     """Run batches through a model and add what each layer's heads do to its Moments, in place.
 
@@ -50,18 +60,17 @@ def capture(
     Args:
         model: a model that can be run.
         batches: what to run.
+        heads: the weights of the layers, by name.
         moments: the Moments to add to, by layer.
-        done: called after each batch.
 
     Raises:
         Regrouped: the batch names tokens that count, but a layer's rows are not its tokens.
     """
-    layers = {name: model.heads(name) for name in moments}
     for batch in batches:
         waiting = set(moments)
         with ExitStack() as stack:
             for name, sums in moments.items():
-                adder = _adder(name, layers[name].b_O, layers[name].stream, sums, batch, waiting)
+                adder = _adder(heads[name], sums, batch, waiting)
                 stack.enter_context(model.sites[name].watch(adder))
             model.forward(batch.inputs)
         if waiting:
@@ -71,15 +80,11 @@ def capture(
             )
         for sums in moments.values():
             sums.documents[batch.fold] += batch.documents
-        if done:
-            done(batch)
 
 
-def _adder(
-    layer: str, b_O: Tensor | None, stream: str, sums: Moments, batch: Batch, waiting: set[str]
-) -> Watcher:
+def _adder(heads: Heads, sums: Moments, batch: Batch, waiting: set[str]) -> Watcher:
     """Adds one pass of one layer, and ends the pass once no layer is waited for."""
-    keep = batch.keep.get(stream)
+    layer, b_O, keep = heads.layer, heads.b_O, batch.keep.get(heads.stream)
 
     def add(z: Float[Tensor, "*token concat"], out: Float[Tensor, "*token d_model"]) -> None:
         position = None

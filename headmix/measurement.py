@@ -2,19 +2,22 @@
 
 import importlib.metadata
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import xarray as xr
 
 from headmix import __version__
+from headmix.activations import accumulate, plan
+from headmix.collector import Collector
 from headmix.heads import Heads
-from headmix.linalg import LinalgError
 from headmix.model import AttentionModel
-from headmix.registry import LABELS, Metric, NotApplicable, catalogue
+from headmix.moments import Moments
+from headmix.packing import Batches, batches
+from headmix.registry import Metric, catalogue
 from headmix.sources import load
 
 #: Results of this layout; raised when older readers could misread them.
@@ -25,91 +28,185 @@ Progress = Callable[[str, int, int], None]
 
 def measure(
     model: AttentionModel | Any,
+    text: Any = None,
     *,
     metrics: Iterable[str] | None = None,
     layers: Iterable[str | int] | None = None,
+    folds: int = 5,
+    max_tokens: int | None = None,
+    tokens_per_batch: int = 1024,
+    max_length: int | None = None,
+    within_position: bool = False,
+    memory: float | None = None,
+    checkpoint: str | Path | None = None,
     seed: int = 0,
     progress: Progress | None = None,
     **load_options: Any,
 ) -> xr.Dataset:
-    """Measure the heads of a model.
+    """Measure the heads of a model, from its weights and, given text, from what they do on it.
 
     Args:
         model: an AttentionModel, or anything that ``load`` accepts.
-        metrics: names from the catalogue; by default all those marked so.
+        text: what ``headmix.text.read_text`` takes ("default" needs no download), or an iterable
+            of batches; weights only when None.
+        metrics: names from the catalogue; by default all those marked so that can be computed.
         layers: names or positions; by default all.
+        folds: into how many folds documents are dealt, for held-out tests and intervals.
+        max_tokens: stop after so many tokens; all by default.
+        tokens_per_batch: size of a forward pass.
+        max_length: the longest window of text, special tokens included.
+        within_position: also give each statistic with the mean at each position taken away.
+        memory: bytes that the sums over tokens may take; layers go in groups, each with a pass
+            over the text of its own, where all do not fit.
+        checkpoint: a file to keep the sums in while the text runs. A later call that finds it goes
+            on from there.
         seed: for nulls that are simulated.
-        progress: called with (what, done, total) as the work goes on.
+        progress: called with (what, done, total) as the work goes on; a total of 0 is unknown.
         **load_options: passed to ``load``.
 
     Returns:
         A Dataset with dims by name (layer, head, head_b, …), a variable a metric,
-        ``<metric>_null_mean`` and ``<metric>_null_sd`` beside it, and provenance in its attributes.
-        Layers with NaN or infinite weights are marked in ``valid`` and left NaN. What could not be
-        computed is listed with the reason in ``attrs["skipped"]``, as JSON.
+        ``<metric>_null_mean`` and ``<metric>_null_sd`` beside it, for metrics of activations also
+        the ends ``<metric>_low`` and ``<metric>_high`` of a 95 % jackknife interval over documents,
+        and provenance in its attributes. Layers with NaN or infinite weights are marked in
+        ``valid`` and left NaN. What could not be computed is listed with the reason in
+        ``attrs["skipped"]``, as JSON. A run that was interrupted (SIGINT) measures what it saw and
+        says so in ``attrs["interrupted"]``.
 
     Raises:
-        ValueError: an unknown metric or layer; the message lists the known ones.
+        ValueError: an unknown metric or layer (the message lists the known ones), a metric of
+            activations without text, or text that cannot be used.
+        NotApplicable: text for a model that was read for its weights alone.
     """
     if not isinstance(model, AttentionModel):
         model = load(model, **load_options)
-    chosen = _chosen_metrics(metrics)
+    chosen = _chosen_metrics(metrics, text is not None)
     names = [model.layer_name(n) for n in layers] if layers is not None else model.layers
-    torch.manual_seed(seed)
-
-    fetch = _Fetch(model)
-    collected = _Collected(chosen)
-    whole_model = [m for m in chosen if "layers" in m.needs]
-    kept: list[Heads] = []
-    total = len(names) + bool(whole_model)
-    for done, name in enumerate(names):
-        if progress:
-            progress(name, done, total)
-        if name in model.refused:
-            collected.refuse(name, model.refused[name])
-            continue
-        heads = model.heads(name)
-        collected.begin(heads, model.sites[name].notes)
-        if (bad := heads.nonfinite()) is not None:
-            collected.invalid[name] = f"NaN or infinity in {bad}"
-            continue
-        for metric in chosen:
-            if metric not in whole_model:
-                collected.run(metric, name, partial(fetch, name, heads))
-        if whole_model:
-            kept.append(heads)
-    for metric in whole_model:
-        if progress:
-            progress(metric.name, len(names), total)
-        if kept:
-            collected.run(metric, "", lambda need: kept)
-    dataset = collected.dataset()
-    dataset.attrs |= _provenance(model, seed)
+    report = progress or (lambda what, done, total: None)
+    run = _Run(model, chosen, report)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        watched = any("moments" in m.needs for m in chosen)
+        if not watched:
+            run.measure_layers(names, {})
+        else:
+            feed = batches(
+                model, text, folds=folds, max_tokens=max_tokens,
+                tokens_per_batch=tokens_per_batch, max_length=max_length,
+            )  # fmt: skip
+            run.measure_text(names, feed, folds, within_position, memory, checkpoint)
+        run.measure_model()
+    dataset = run.collector.dataset()
+    dataset.attrs |= _provenance(model, seed) | run.attrs
     return dataset
 
 
-def _chosen_metrics(names: Iterable[str] | None) -> list[Metric]:
+class _Run:
+    """One call of ``measure``: the layers that were met, and what has been collected of them."""
+
+    def __init__(self, model: AttentionModel, metrics: list[Metric], progress: Progress) -> None:
+        self.model = model
+        self.collector = Collector(metrics)
+        self.progress = progress
+        self.whole_model = [m for m in metrics if "layers" in m.needs]
+        self.by_layer = [m for m in metrics if "layers" not in m.needs]
+        self.kept: list[Heads] = []
+        self.attrs: dict[str, str] = {}
+        self.vocabulary = cache(model.vocabulary)
+        self.reads = lru_cache(maxsize=1)(model.reads)
+
+    def read(self, name: str) -> Heads | None:
+        """A layer's weights; None, and the reason collected, where they cannot be used."""
+        if name in self.model.refused:
+            self.collector.refuse(name, self.model.refused[name])
+            return None
+        heads = self.model.heads(name)
+        self.collector.begin(heads, self.model.sites[name].notes)
+        if (bad := heads.nonfinite()) is not None:
+            self.collector.invalid[name] = f"NaN or infinity in {bad}"
+            return None
+        return heads
+
+    def measure_layers(
+        self, names: Sequence[str], heads: Mapping[str, Heads], moments: Mapping[str, Moments] = {}
+    ) -> None:
+        """Every metric of one layer, on each of these layers."""
+        for done, name in enumerate(names):
+            self.progress(name, done, len(names))
+            weights = heads.get(name) or self.read(name)
+            if weights is None:
+                continue
+            fetch = partial(self.fetch, name, weights, moments.get(name))
+            for metric in self.by_layer:
+                self.collector.run(metric, name, fetch)
+            if self.whole_model:
+                self.kept.append(weights)
+
+    def fetch(self, layer: str, heads: Heads, moments: Moments | None, need: str) -> Any:
+        """What a metric asks for by parameter name."""
+        if need == "heads":
+            return heads
+        if need == "moments":
+            return moments
+        return self.vocabulary() if need == "vocabulary" else self.reads(layer)
+
+    def measure_text(
+        self,
+        names: Sequence[str],
+        feed: Batches,
+        folds: int,
+        within_position: bool,
+        memory: float | None,
+        checkpoint: str | Path | None,
+    ) -> None:
+        """Run the text, a group of layers at a time, and every metric of one layer on each."""
+        heads = {name: h for name in names if (h := self.read(name)) is not None}
+        if within_position and not feed.max_length:
+            raise ValueError("within_position needs text: batches of your own tell no positions")
+        positions = feed.max_length if within_position else 0
+        planned = plan(heads, feed, folds=folds, positions=positions, memory=memory)
+        self.attrs |= dict(feed.attrs) | {"folds": str(folds), "plan": str(planned)}
+        seen = {}
+        for number, group in enumerate(planned.groups):
+            moments, n_batches = accumulate(
+                self.model,
+                {name: heads[name] for name in group},
+                feed,
+                folds=folds,
+                positions=positions,
+                checkpoint=Path(f"{checkpoint}.{number}") if checkpoint else None,
+                done=lambda done, total: self.progress("tokens", done, total),
+            )
+            self.measure_layers(group, heads, moments)
+            for name in group:
+                seen[name] = (moments[name].n, float(moments[name].documents.sum()))
+            if feed.n_batches and n_batches < feed.n_batches:
+                self.attrs["interrupted"] = (
+                    f"{int(moments[group[0]].n)} of {feed.n_tokens} tokens were seen"
+                )
+                break
+        self.collector.counts = seen
+
+    def measure_model(self) -> None:
+        """Every metric that compares all layers."""
+        for done, metric in enumerate(self.whole_model):
+            self.progress(metric.name, done, len(self.whole_model))
+            if self.kept:
+                self.collector.run(metric, "", lambda need: self.kept)
+
+
+def _chosen_metrics(names: Iterable[str] | None, with_text: bool) -> list[Metric]:
     known = catalogue()
+    activations = {n for n, m in known.items() if "moments" in m.needs}
     if names is None:
-        return [m for m in known.values() if m.default]
+        return [m for n, m in known.items() if m.default and (with_text or n not in activations)]
     names = list(names)
     unknown = [n for n in names if n not in known]
     if unknown:
         raise ValueError(f"unknown metric {', '.join(unknown)}; known: {', '.join(known)}")
+    if not with_text and (needy := [n for n in names if n in activations]):
+        raise ValueError(f"{', '.join(needy)} cannot be computed from weights alone: pass text=")
     return [known[n] for n in names]
-
-
-class _Fetch:
-    """What a metric asks for by parameter name; the vocabulary is read once, reads once a layer."""
-
-    def __init__(self, model: AttentionModel) -> None:
-        self.vocabulary = cache(model.vocabulary)
-        self.reads = lru_cache(maxsize=1)(model.reads)
-
-    def __call__(self, layer: str, heads: Heads, need: str) -> Any:
-        if need == "heads":
-            return heads
-        return self.vocabulary() if need == "vocabulary" else self.reads(layer)
 
 
 def _provenance(model: AttentionModel, seed: int) -> dict[str, str]:
@@ -122,128 +219,4 @@ def _provenance(model: AttentionModel, seed: int) -> dict[str, str]:
         "seed": str(seed),
         "versions": json.dumps(versions),
         "provenance": json.dumps(dict(model.provenance)),
-    }
-
-
-class _Collected:
-    """Values by metric and layer, until they become one Dataset."""
-
-    def __init__(self, metrics: Sequence[Metric]) -> None:
-        self.metrics = metrics
-        self.shapes: dict[str, dict[str, Any]] = {}
-        self.notes: dict[str, tuple[str, ...]] = {}
-        self.invalid: dict[str, str] = {}
-        self.values: dict[str, dict[str, tuple[Any, Any, Any]]] = {}
-        self.skipped: dict[str, dict[str, str]] = {}
-
-    def refuse(self, layer: str, reason: str) -> None:
-        """A layer whose heads are not known keeps its place, empty."""
-        self.shapes[layer] = {"d_head": 0, "d_model": 0, "kv_of_head": np.array([], int)}
-        self.notes[layer] = ()
-        self.invalid[layer] = reason
-
-    def begin(self, heads: Heads, notes: tuple[str, ...]) -> None:
-        self.shapes[heads.layer] = {
-            "d_head": heads.d_head,
-            "d_model": heads.d_model,
-            "kv_of_head": np.array(heads.kv_of_head),
-        }
-        self.notes[heads.layer] = notes
-
-    def run(self, metric: Metric, layer: str, fetch: Callable[[str], Any]) -> None:
-        try:
-            arguments = [fetch(need) for need in metric.needs]
-            value = _array(metric(*arguments))
-            mean, sd = metric.null(*arguments) if metric.null else (None, None)
-        except (NotApplicable, LinalgError) as reason:
-            self.skipped.setdefault(metric.name, {})[layer] = str(reason)
-            return
-        self.values.setdefault(metric.name, {})[layer] = (value, _array(mean), _array(sd))
-
-    def dataset(self) -> xr.Dataset:
-        layers = list(self.shapes)
-        per_layer = {
-            "d_head": ("layer", [s["d_head"] for s in self.shapes.values()]),
-            "d_model": ("layer", [s["d_model"] for s in self.shapes.values()]),
-            "kv_of_head": self._stack(
-                ("head",), {n: s["kv_of_head"] for n, s in self.shapes.items()}
-            ),
-            "valid": ("layer", [n not in self.invalid for n in layers]),
-            "invalid_reason": ("layer", [self.invalid.get(n, "") for n in layers]),
-        }
-        ds = xr.Dataset(per_layer, coords={"layer": layers})
-        for metric in self.metrics:
-            for suffix, variable in self._variables(metric).items():
-                ds[metric.name + suffix] = variable
-            if metric.name in ds:
-                ds[metric.name].attrs = _describe(metric)
-        labels = LABELS | {"layer_b": layers}
-        for dim in map(str, ds.dims):
-            if dim not in ds.coords:
-                ds = ds.assign_coords({dim: list(labels.get(dim, range(ds.sizes[dim])))})
-        ds.attrs["skipped"] = json.dumps(self.skipped)
-        ds.attrs["notes"] = json.dumps({n: v for n, v in self.notes.items() if v})
-        return ds
-
-    def _variables(self, metric: Metric) -> dict[str, xr.Variable]:
-        by_layer = self.values.get(metric.name)
-        if not by_layer:
-            return {}
-        parts = {}
-        for i, suffix in enumerate(("", "_null_mean", "_null_sd")):
-            arrays = {n: v[i] for n, v in by_layer.items() if v[i] is not None}
-            if not arrays:
-                continue
-            scalar = all(a.ndim == 0 for a in arrays.values())
-            dims = () if scalar else metric.dims
-            if "layers" in metric.needs:
-                parts[suffix] = xr.Variable(dims, self._spread(arrays[""]))
-                continue
-            if not scalar:
-                arrays = {n: np.broadcast_to(a, by_layer[n][0].shape) for n, a in arrays.items()}
-            parts[suffix] = self._stack(dims, arrays)
-        return parts
-
-    def _spread(self, values: np.ndarray) -> np.ndarray:
-        """Values [layer, head, layer_b, head_b] over the valid layers, spread over all layers."""
-        valid = [i for i, n in enumerate(self.shapes) if n not in self.invalid]
-        if values.ndim == 0 or len(valid) == len(self.shapes):
-            return values
-        L, (_, H, _, H_b) = len(self.shapes), values.shape
-        out = np.full((L, H, L, H_b), np.nan, values.dtype)
-        out[np.ix_(valid, range(H), valid, range(H_b))] = values
-        return out
-
-    def _stack(self, dims: tuple[str, ...], arrays: dict[str, np.ndarray]) -> xr.Variable:
-        """One array over all layers; what a layer lacks is NaN, -1 or empty by kind."""
-        some = next(iter(arrays.values()))
-        shape = [max(a.shape[i] for a in arrays.values()) for i in range(some.ndim)]
-        blank = {"f": np.nan, "i": -1, "b": False}.get(some.dtype.kind, "")
-        out = np.full([len(self.shapes), *shape], blank, object if blank == "" else some.dtype)
-        for i, layer in enumerate(self.shapes):
-            if layer in arrays:
-                where: tuple[int | slice, ...] = (i, *(slice(n) for n in arrays[layer].shape))
-                out[where] = arrays[layer]
-        return xr.Variable(("layer", *dims), out)
-
-
-def _array(value: Any) -> np.ndarray | None:
-    if value is None:
-        return None
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
-    return np.asarray(value)
-
-
-def _describe(metric: Metric) -> dict[str, str]:
-    return {
-        "title": metric.title,
-        "units": metric.unit,
-        "formula": metric.formula,
-        "range": metric.range_text,
-        "null": metric.null_text,
-        "invariant": ", ".join(sorted(metric.invariant)),
-        "reference": metric.reference,
-        "family": metric.family,
-        "doc": metric.function.__doc__ or "",
     }

@@ -29,7 +29,7 @@ class Moments:
     Attributes:
         pivot: ``[concat]``, subtracted from z so that sums of squares lose no digits; two Moments
             add up only on the same pivot. No statistic depends on it.
-        roots: ``[head, d_head, d_head]``, a factor ``A_h`` with ``A_h A_hᵀ = Γ_hh``.
+        roots: ``[head, d_head, k]``, a factor ``A_h`` with ``A_h A_hᵀ = Γ_hh``.
         count: ``[fold]``, tokens.
         documents: ``[fold]``, documents.
         first: ``[fold, concat]``, Σ u.
@@ -47,7 +47,7 @@ class Moments:
     """
 
     pivot: Float[Tensor, "concat"]
-    roots: Float[Tensor, "head d_head d_head"]
+    roots: Float[Tensor, "head d_head k"]
     count: Float[Tensor, "fold"]
     documents: Float[Tensor, "fold"]
     first: Float[Tensor, "fold concat"]
@@ -137,6 +137,8 @@ class Moments:
             fold: the fold that the tokens' documents belong to.
             position: each token's position, where positions are kept.
         """
+        for derived in self.__dict__.keys() - self.__dataclass_fields__.keys():
+            del self.__dict__[derived]  # what was computed from fewer tokens
         u = z.to(self.first.device, torch.float64) - self.pivot
         blocks = torch.tensor_split(torch.arange(u.shape[1]), TRIANGLE_BLOCKS)
         for block in blocks:
@@ -159,7 +161,7 @@ class Moments:
             self.position_first[fold].index_add_(0, where, u)
 
     @cached_property
-    def _pivot_x(self) -> Float[Tensor, "head d_head"]:
+    def _pivot_x(self) -> Float[Tensor, "head k"]:
         return torch.einsum("hd,hde->he", self.pivot.unflatten(0, (self.n_heads, -1)), self.roots)
 
     def __add__(self, other: "Moments") -> "Moments":
@@ -189,6 +191,16 @@ class Moments:
         """All folds but one: the training part of cross-validation, a jackknife replicate."""
         return self.select(f for f in range(self.n_folds) if f != fold)
 
+    @cached_property
+    def replicates(self) -> "list[Moments]":
+        """The jackknife's: all folds but one, for each."""
+        return [self.without(f) for f in range(self.n_folds)]
+
+    @property
+    def has_positions(self) -> bool:
+        return self.position_count.shape[1] > 0
+
+    @cached_property
     def within_positions(self) -> "Moments":
         """The same tokens after the mean at their position, within their fold, is taken away.
 
@@ -199,7 +211,7 @@ class Moments:
         Raises:
             ValueError: no positions were kept.
         """
-        if not self.position_count.shape[1]:
+        if not self.has_positions:
             raise ValueError("no positions were kept: capture with positions > 0")
         weight = self.position_count.clamp_min(1).rsqrt()[..., None]
         means = self.position_first * weight

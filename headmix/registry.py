@@ -55,6 +55,7 @@ class Metric:
     reference: str
     unit: str = ""
     default: bool = True
+    within_position: bool = False
     needs: tuple[str, ...] = field(init=False)
     options: Mapping[str, Any] = field(init=False)
 
@@ -118,6 +119,7 @@ def metric(
     reference: str = "",
     unit: str = "",
     default: bool = True,
+    within_position: bool = False,
 ) -> Callable[[Callable[..., Any]], Metric]:
     """Register the decorated function as a metric, under its own name.
 
@@ -136,6 +138,8 @@ def metric(
         reference: paper or source of the formula.
         unit: empty for pure numbers.
         default: whether ``measure`` computes it unasked.
+        within_position: whether it follows from Σ alone, so that it keeps its meaning on
+            ``moments.within_positions``, where position explains nothing any more.
 
     Raises:
         TypeError: a parameter or an invariance is not known.
@@ -145,7 +149,7 @@ def metric(
     def register(function: Callable[..., Any]) -> Metric:
         made = Metric(
             function, title, formula, tuple(dims), range, null, null_text,
-            frozenset(invariant), reference, unit, default,
+            frozenset(invariant), reference, unit, default, within_position,
         )  # fmt: skip
         known = _CATALOGUE.get(made.name)
         if known is not None and known.function.__module__ != function.__module__:

@@ -118,7 +118,7 @@ def test_within_positions_is_the_residual_of_position_means() -> None:
             where = (folds == fold) & (torch.arange(60) % 5 == position)
             residual[where] -= z[where].mean(0)
     expected = residual.T @ residual / (60 - FOLDS * 5)
-    assert torch.allclose(accumulated(z, folds).within_positions().covariance, expected)
+    assert torch.allclose(accumulated(z, folds).within_positions.covariance, expected)
 
 
 def test_what_does_not_belong_together_is_not_added() -> None:
@@ -130,6 +130,6 @@ def test_what_does_not_belong_together_is_not_added() -> None:
     with pytest.raises(ValueError, match="2 folds cannot be added to 3"):
         Moments.zeros(W_O, folds=2) + Moments.zeros(W_O, folds=3)
     with pytest.raises(ValueError, match="no positions were kept"):
-        Moments.zeros(W_O, folds=2).within_positions()
+        _ = Moments.zeros(W_O, folds=2).within_positions
     with pytest.raises(ValueError, match="at least two tokens"):
         _ = Moments.zeros(W_O, folds=2).covariance
