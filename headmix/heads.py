@@ -184,6 +184,12 @@ class Heads:
         zero = linalg.tolerance(sigma, self.values.shape[1], self.d_model)
         return sigma * (sigma > zero[:, None])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the weights take."""
+        weights = (self.W_O, self.W_V, self.W_Q, self.W_K, self.b_V, self.b_O)
+        return sum(w.nbytes for w in weights if w is not None)
+
     def nonfinite(self) -> str | None:
         """The names of weights that hold NaN or infinity, or None."""
         weights = {n: getattr(self, n) for n in ("W_O", "W_V", "W_Q", "W_K", "b_V", "b_O")}

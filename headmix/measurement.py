@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -22,6 +23,9 @@ from headmix.sources import load
 
 #: Results of this layout; raised when older readers could misread them.
 FORMAT = 1
+
+#: Bytes of weights that metrics which compare all layers may hold unless they were asked for.
+HELD = 4 * 2**30
 
 Progress = Callable[[str, int, int], None]
 
@@ -83,7 +87,7 @@ def measure(
     chosen = _chosen_metrics(metrics, text is not None)
     names = [model.layer_name(n) for n in layers] if layers is not None else model.layers
     report = progress or (lambda what, done, total: None)
-    run = _Run(model, chosen, report)
+    run = _Run(model, chosen, report, held=HELD if metrics is None else math.inf)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         watched = any("moments" in m.needs for m in chosen)
@@ -104,13 +108,16 @@ def measure(
 class _Run:
     """One call of ``measure``: the layers that were met, and what has been collected of them."""
 
-    def __init__(self, model: AttentionModel, metrics: list[Metric], progress: Progress) -> None:
+    def __init__(
+        self, model: AttentionModel, metrics: list[Metric], progress: Progress, held: int | float
+    ) -> None:
         self.model = model
         self.collector = Collector(metrics)
         self.progress = progress
         self.whole_model = [m for m in metrics if "layers" in m.needs]
         self.by_layer = [m for m in metrics if "layers" not in m.needs]
         self.kept: list[Heads] = []
+        self.room = held
         self.attrs: dict[str, str] = {}
         self.vocabulary = cache(model.vocabulary)
         self.reads = lru_cache(maxsize=1)(model.reads)
@@ -140,7 +147,21 @@ class _Run:
             for metric in self.by_layer:
                 self.collector.run(metric, name, fetch)
             if self.whole_model:
-                self.kept.append(weights)
+                self.keep(weights)
+
+    def keep(self, heads: Heads) -> None:
+        """Hold a layer for the metrics that compare all of them, while there is room."""
+        self.room -= heads.nbytes
+        if self.room >= 0:
+            self.kept.append(heads)
+            return
+        self.kept = []
+        for metric in self.whole_model:
+            self.collector.skipped[metric.name] = {
+                "": f"would hold more than {HELD / 2**30:.0f} GiB of weights, those of all layers: "
+                "ask for it by name"
+            }
+        self.whole_model = []
 
     def fetch(self, layer: str, heads: Heads, moments: Moments | None, need: str) -> Any:
         """What a metric asks for by parameter name."""
