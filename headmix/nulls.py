@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from headmix import linalg
+
 #: Simulated heads per layer shape.
 DRAWS = 64
 
@@ -76,12 +78,12 @@ def gaussian_ov_singular_values(d_in: int, d: int, D: int) -> Float[Tensor, "dra
 @lru_cache(maxsize=64)
 def _gaussian_ov_singular_values(d_in: int, d: int, D: int, seed: int) -> Tensor:
     stream = torch.Generator().manual_seed(seed)
-    R_V, R_O = (_gaussian_triangular_factor(n, d, stream) for n in (d_in, D))
-    sigma = torch.linalg.svdvals(R_V @ R_O.mT)
+    R_V, R_O = (gaussian_triangular_factor(n, d, stream) for n in (d_in, D))
+    sigma = linalg.singular_values(R_V @ R_O.mT)
     return sigma / sigma.square().sum(-1, keepdim=True).sqrt()
 
 
-def _gaussian_triangular_factor(n: int, d: int, stream: torch.Generator) -> Tensor:
+def gaussian_triangular_factor(n: int, d: int, stream: torch.Generator) -> Tensor:
     """R of the QR factorisation of Gaussian [n, d] matrices, without drawing them (Bartlett)."""
     k = min(n, d)
     R = torch.randn(DRAWS, k, d, generator=stream, dtype=torch.float64).triu(1)

@@ -1,14 +1,20 @@
 """Random layers of every kind, what may be done to them, and metrics called by what they need."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from headmix.heads import Heads
+from headmix.moments import Moments
 from headmix.neighbours import NeuronReads, Vocabulary
 from headmix.registry import Metric, catalogue
+
+#: Tokens of an example's text, in documents of eight.
+TOKENS = 240
 
 #: headmix's own metrics, without what other tests may register.
 OWN = {n: m for n, m in catalogue().items() if m.function.__module__.startswith("headmix.")}
@@ -16,15 +22,23 @@ OWN = {n: m for n, m in catalogue().items() if m.function.__module__.startswith(
 
 @dataclass(frozen=True)
 class Example:
-    """Three layers on one residual stream, with a vocabulary and feed-forward neurons."""
+    """Three layers on one residual stream, with a vocabulary and feed-forward neurons, and what
+    the heads of the first layer did on text: ``z`` [token, concat]."""
 
     layers: tuple[Heads, ...]
     vocabulary: Vocabulary
     reads: NeuronReads
+    z: torch.Tensor
+    within_position: bool = False
+
+    @cached_property
+    def moments(self) -> Moments:
+        sums = moments_of(self.z, self.layers[0].W_O, positions=8)
+        return sums.within_positions if self.within_position else sums
 
     def arguments(self, metric: Metric) -> list[Any]:
         given = {"heads": self.layers[0], "layers": self.layers}
-        given |= {"vocabulary": self.vocabulary, "reads": self.reads}
+        given |= {"vocabulary": self.vocabulary, "reads": self.reads, "moments": self.moments}
         return [given[need] for need in metric.needs]
 
     def value(self, metric: Metric) -> np.ndarray:
@@ -33,6 +47,25 @@ class Example:
     def null(self, metric: Metric) -> tuple[np.ndarray, np.ndarray | None]:
         mean, sd = metric.null(*self.arguments(metric))
         return np.asarray(mean), None if sd is None else np.asarray(sd)
+
+
+def moments_of(
+    z: torch.Tensor,
+    W_O: torch.Tensor,
+    *,
+    folds: int = 5,
+    positions: int = 0,
+    pivot: torch.Tensor | None = None,
+) -> Moments:
+    """Sums over tokens dealt out to the folds in turn, documents of ``positions`` tokens."""
+    sums = Moments.zeros(W_O, folds=folds, positions=positions, pivot=pivot)
+    token = torch.arange(len(z))
+    fold_of = token // max(positions, 1) % folds
+    for fold in range(folds):
+        mine = fold_of == fold
+        position = token[mine] % positions if positions else None
+        sums.update(z[mine], z[mine] @ W_O.flatten(0, 1), fold=fold, position=position)
+    return sums
 
 
 def example(
@@ -44,8 +77,10 @@ def example(
     layers: int = 3,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
+    independent: bool = False,
 ) -> Example:
-    """Gaussian weights; with ``rank`` the blocks of W_O lack rank."""
+    """Gaussian weights; with ``rank`` the blocks of W_O lack rank. Head outputs depend on each
+    other and on position, unless they are to be independent noise."""
     stream = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -64,7 +99,12 @@ def example(
         )
 
     vocabulary = Vocabulary(normal(50, D), normal(D, 50), token=lambda t: f"token {t}")
-    return Example(tuple(layer(n) for n in range(layers)), vocabulary, NeuronReads(normal(D, 40)))
+    stack, reads = tuple(layer(n) for n in range(layers)), NeuronReads(normal(D, 40))
+    z = normal(TOKENS, H * d)
+    if not independent:
+        mixing = normal(H * d, H * d) / (H * d) ** 0.5 + torch.eye(H * d).to(z)
+        z = z @ mixing + normal(8, H * d).repeat(TOKENS // 8, 1) / 2 + 1
+    return Example(stack, vocabulary, reads, z)
 
 
 EXAMPLES = {
@@ -80,16 +120,23 @@ EXAMPLES = {
 }
 
 
-def each_layer(e: Example, change) -> Example:
+def each_layer(e: Example, change: Callable[[Heads], Heads]) -> Example:
     return replace(e, layers=tuple(change(heads) for heads in e.layers))
 
 
+def each_head(z: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor], H: int):
+    """Change ``[token, head, d_head]``, where the concatenation is given and wanted."""
+    return change(z.unflatten(1, (H, -1))).flatten(1)
+
+
 def regauged(e: Example, stream: torch.Generator) -> Example:
-    """W_V → W_V A, W_O → A⁻¹ W_O with one random A a KV head."""
+    """W_V → W_V A, so that z_h → z_h A, and W_O → A⁻¹ W_O, with one random A a KV head."""
+    used = []
 
     def change(h: Heads) -> Heads:
         A = torch.randn(h.n_kv_heads, h.d_head, h.d_head, generator=stream, dtype=h.W_O.dtype)
         A = A + 3 * torch.eye(h.d_head, dtype=A.dtype)
+        used.append(A[h.kv_index])
         return replace(
             h,
             W_O=torch.linalg.solve(A[h.kv_index], h.W_O),
@@ -97,7 +144,9 @@ def regauged(e: Example, stream: torch.Generator) -> Example:
             b_V=(h.b_V[:, None] @ A)[:, 0],
         )
 
-    return each_layer(e, change)
+    changed = each_layer(e, change)
+    z = each_head(e.z, lambda z: torch.einsum("thd,hde->the", z, used[0]), len(used[0]))
+    return replace(changed, z=z)
 
 
 def rotated(e: Example, stream: torch.Generator) -> Example:

@@ -6,17 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from example_layers import EXAMPLES, OWN, TRANSFORM, Example, each_layer, example
+from example_layers import EXAMPLES, OWN, TRANSFORM, Example, each_head, each_layer, example
 
 import headmix as hm
 from headmix.heads import Heads
 from headmix.linalg import LinalgError
+from headmix.moments import Moments
 from headmix.registry import TRANSFORMATIONS, Metric, NotApplicable
 
 every_metric = pytest.mark.parametrize("metric", OWN.values(), ids=OWN.keys())
 every_example = pytest.mark.parametrize("kind", EXAMPLES)
 CLAIMS = [pytest.param(m, t, id=f"{m.name}-{t}") for m in OWN.values() for t in TRANSFORM]
 DECLARED = [p for p in CLAIMS if p.values[1] in p.values[0].invariant]
+WITHIN = [p for p in DECLARED if p.values[0].within_position]
 UNDECLARED = [p for p in CLAIMS if p.values[1] not in p.values[0].invariant]
 
 
@@ -61,6 +63,13 @@ def test_declared_invariances_hold(metric: Metric, kind: str, transformation: st
     assert unchanged(metric, e, transformation, 1e-7)
 
 
+@pytest.mark.parametrize(("metric", "transformation"), WITHIN)
+def test_declared_invariances_hold_within_positions(metric: Metric, transformation: str) -> None:
+    e = replace(example(), within_position=True)
+    assert unchanged(metric, e, transformation, 1e-7)
+    assert not same(e.value(metric), example().value(metric), 1e-3)
+
+
 @pytest.mark.parametrize(("metric", "transformation"), UNDECLARED)
 def test_undeclared_invariances_fail(metric: Metric, transformation: str) -> None:
     assert not unchanged(metric, example(), transformation, 1e-3)
@@ -73,6 +82,18 @@ def raw_stable_rank(heads: Heads) -> torch.Tensor:
 
 def test_the_contract_sees_a_false_declaration() -> None:
     false = Metric(raw_stable_rank, "", "", ("head",), (1, "d"), None, "", frozenset(["gauge"]), "")
+    assert not unchanged(false, example(), "gauge", 1e-3)
+    assert unchanged(false, example(), "head_scale", 1e-7)
+
+
+def raw_activation_share(heads: Heads, moments: Moments) -> torch.Tensor:
+    """The same mistake with activations: a statistic of z, not of what is written."""
+    variance = moments.covariance.diagonal().unflatten(0, (heads.n_heads, -1)).sum(1)
+    return variance / variance.sum()
+
+
+def test_the_contract_sees_a_metric_of_raw_activations() -> None:
+    false = Metric(raw_activation_share, "", "", ("head",), (0, 1), None, "", frozenset(), "")
     assert not unchanged(false, example(), "gauge", 1e-3)
     assert unchanged(false, example(), "head_scale", 1e-7)
 
@@ -97,7 +118,8 @@ def test_shape_type_and_range(metric: Metric, kind: str, dtype: torch.dtype) -> 
     if value.dtype == object:
         assert all(isinstance(v, str) for v in value.flat)
         return
-    assert value.dtype == np.dtype(str(dtype).removeprefix("torch."))
+    kept = torch.float64 if "moments" in metric.needs else dtype  # sums are in double precision
+    assert value.dtype == np.dtype(str(kept).removeprefix("torch."))
     low, high = metric.bounds(e.layers[0])
     seen = value[~np.isnan(value)]
     assert seen.size
@@ -138,7 +160,12 @@ def test_heads_may_come_in_any_order(metric: Metric, kind: str) -> None:
     for axis, dim in enumerate(metric.dims):
         if dim in ("head", "head_b"):
             value = value.take(order, axis)
-    assert same(each_layer(e, change).value(metric), value, 1e-9)
+    z = each_head(e.z, lambda z: z[:, order], len(order))
+    assert same(replace(each_layer(e, change), z=z).value(metric), value, 1e-9)
+
+
+#: Metrics of amounts: a head that writes nothing has none.
+ZERO_WHERE_SILENT = ("ov_spectrum", "ffn_read_share", "variance_share", "head_norm")
 
 
 @every_metric
@@ -167,7 +194,7 @@ def test_a_silent_head_is_nan_alone(metric: Metric) -> None:
     for axis in axes:
         others = np.delete(others, 2, axis)
     assert not np.isnan(others).any()
-    if axes and metric.name not in ("ov_spectrum", "ffn_read_share"):  # there 0 is the value
+    if axes and metric.name not in ZERO_WHERE_SILENT:
         assert np.isnan(changed.take(2, axes[0])).all()
     elif axes:
         assert (changed.take(2, axes[0]) == 0).all()
@@ -190,7 +217,7 @@ def test_a_silent_layer_has_a_reason(metric: Metric) -> None:
 @every_metric
 def test_layers_without_values_are_refused_by_what_needs_them(metric: Metric) -> None:
     e = each_layer(example(), lambda h: replace(h, W_V=None))
-    writes_only = metric.family in ("geometry", "neurons")
+    writes_only = metric.family in ("geometry", "neurons") or "moments" in metric.needs
     if writes_only:
         assert same(e.value(metric), example().value(metric), 0)
     else:
