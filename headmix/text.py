@@ -70,7 +70,8 @@ def read_text(source: Any) -> Text:
 
     Where documents end: at ``# newdoc`` in CoNLL-U; in plain text at form feeds and at
     ``<|endoftext|>``, or, in a single file without either, at two or more blank lines. A file of a
-    directory ends a document too. (Fewer documents than folds are cut into blocks later.)
+    directory ends a document too; where some are .conllu, only those are read. (Fewer documents
+    than folds are cut into blocks later.)
 
     Args:
         source: "default" (the topics of Python's own help), "-" (standard input), the path of a
@@ -133,6 +134,7 @@ def _read_path(path: Path) -> Text:
     if any((path / mark).exists() for mark in SAVED):
         return _saved_dataset(path)
     files = sorted(f for f in path.rglob("*") if f.suffix in SUFFIXES and f.is_file())
+    files = [f for f in files if f.suffix == ".conllu"] or files  # not a treebank's licence too
     if not files:
         raise ValueError(f"{path} holds no {', '.join(SUFFIXES)} files and no saved data set")
     documents: Iterable[Document] = _Again(
