@@ -33,7 +33,7 @@ def test_metrics_of_activations_ask_for_text() -> None:
 
 
 def test_unknown_names_are_answered_with_the_known() -> None:
-    with pytest.raises(ValueError, match="unknown metric nonsense; known: .*projection_kernel"):
+    with pytest.raises(ValueError, match=r"unknown metric nonsense; known: .*projection_kernel"):
         hm.measure(small_model(), metrics=["nonsense"])
     with pytest.raises(ValueError, match="has no layer 'L9'; it has L0, L1, L2"):
         hm.measure(small_model(), layers=["L9"])
