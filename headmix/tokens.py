@@ -174,14 +174,19 @@ class Window:
     Attributes:
         tokens: the part of a document, without special tokens.
         document: its number, in the order of the text.
-        begins: whether the document begins here.
+        start: the document's token that comes first.
         fold: the document's fold.
     """
 
     tokens: Tokens
     document: int
-    begins: bool
+    start: int
     fold: int
+
+    @property
+    def begins(self) -> bool:
+        """Whether the document begins here."""
+        return self.start == 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -190,4 +195,4 @@ class Window:
 def windows(tokens: Tokens, room: int, document: int, fold: int) -> Iterator[Window]:
     """The windows of one document, all full but the last."""
     for start in range(0, len(tokens), room):
-        yield Window(tokens[start : start + room], document, start == 0, fold)
+        yield Window(tokens[start : start + room], document, start, fold)
