@@ -154,7 +154,9 @@ class Moments:
         self.weighted[fold].addmm_(u.T, n)
         self.norm[fold] += (x + self._pivot_x).square().sum(-1).sqrt().sum(0)
         if written is not None:
-            self.joint_norm[fold] += torch.linalg.vector_norm(written, dim=-1).sum()
+            wide = torch.promote_types(written.dtype, torch.float32)  # halves lose three digits
+            norm = torch.linalg.vector_norm(written, dim=-1, dtype=wide).sum(dtype=torch.float64)
+            self.joint_norm[fold] += norm.to(self.joint_norm.device)
         if position is not None and self.position_count.shape[1]:
             where = position.to(u.device)
             self.position_count[fold].index_add_(0, where, torch.ones_like(u[:, 0]))
