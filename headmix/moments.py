@@ -6,13 +6,15 @@ out of the sum, and memory does not grow with the text. Everything linear in res
 from these sums and the weights: ``tr Cov(o_i, o_j) = tr(Σ_ij Γ_ji)`` with Σ = Cov(z), Γ = W_O W_Oᵀ.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from headmix.sums import Sums
 
 #: Blocks a side in which the upper triangle of Σ uuᵀ is computed: the work is (1 + 1/n)/2 of a full
 #: product's, and four already leave little to gain.
@@ -20,7 +22,7 @@ TRIANGLE_BLOCKS = 4
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Moments:
+class Moments(Sums):
     """Sums over tokens for one attention layer, one entry a fold of documents.
 
     With ``u = z − pivot``, ``x_h = u_h Γ_hh^½`` (an isometric copy of what head h writes, in
@@ -46,10 +48,10 @@ class Moments:
     All sums are float64.
     """
 
+    SAME: ClassVar[tuple[str, ...]] = ("pivot", "roots")
+
     pivot: Float[Tensor, "concat"]
     roots: Float[Tensor, "head d_head k"]
-    count: Float[Tensor, "fold"]
-    documents: Float[Tensor, "fold"]
     first: Float[Tensor, "fold concat"]
     second: Float[Tensor, "fold concat concat"]
     square: Float[Tensor, "fold head"]
@@ -110,10 +112,6 @@ class Moments:
     def d_head(self) -> int:
         return self.roots.shape[1]
 
-    @property
-    def n_folds(self) -> int:
-        return self.count.shape[0]
-
     def __repr__(self) -> str:
         return (
             f"Moments({self.n_heads} heads of width {self.d_head}, {int(self.n)} tokens of "
@@ -137,8 +135,7 @@ class Moments:
             fold: the fold that the tokens' documents belong to.
             position: each token's position, where positions are kept.
         """
-        for derived in self.__dict__.keys() - self.__dataclass_fields__.keys():
-            del self.__dict__[derived]  # what was computed from fewer tokens
+        self.forget()
         u = z.to(self.first.device, torch.float64) - self.pivot
         blocks = torch.tensor_split(torch.arange(u.shape[1]), TRIANGLE_BLOCKS)
         for block in blocks:
@@ -166,38 +163,6 @@ class Moments:
     def _pivot_x(self) -> Float[Tensor, "head k"]:
         return torch.einsum("hd,hde->he", self.pivot.unflatten(0, (self.n_heads, -1)), self.roots)
 
-    def __add__(self, other: "Moments") -> "Moments":
-        """Both texts' sums. Raises ValueError where the layers, folds or pivots differ."""
-        for name in ("pivot", "roots"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine.shape != theirs.shape or not torch.equal(mine, theirs.to(mine)):
-                raise ValueError(
-                    f"two Moments add up only for the same layer on the same pivot; {name} differs "
-                    f"({list(mine.shape)} and {list(theirs.shape)})"
-                )
-        if self.n_folds != other.n_folds:
-            raise ValueError(f"{self.n_folds} folds cannot be added to {other.n_folds}")
-        return replace(self, **{n: getattr(self, n) + getattr(other, n) for n in self.sums()})
-
-    @classmethod
-    def sums(cls) -> list[str]:
-        """The names of what adds up: all but the pivot and the roots."""
-        return [f.name for f in fields(cls) if f.name not in ("pivot", "roots")]
-
-    def select(self, folds: Iterable[int]) -> "Moments":
-        """Only the given folds."""
-        index = list(folds)
-        return replace(self, **{n: getattr(self, n)[index] for n in self.sums()})
-
-    def without(self, fold: int) -> "Moments":
-        """All folds but one: the training part of cross-validation, a jackknife replicate."""
-        return self.select(f for f in range(self.n_folds) if f != fold)
-
-    @cached_property
-    def replicates(self) -> "list[Moments]":
-        """The jackknife's: all folds but one, for each."""
-        return [self.without(f) for f in range(self.n_folds)]
-
     @property
     def has_positions(self) -> bool:
         return self.position_count.shape[1] > 0
@@ -224,15 +189,6 @@ class Moments:
             first=torch.zeros_like(self.first),
             second=self.second - means.mT @ means,
         )
-
-    def to(self, device: torch.device | str) -> "Moments":
-        """The same sums on another device."""
-        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
-
-    @cached_property
-    def n(self) -> float:
-        """Tokens in all folds."""
-        return float(self.count.sum())
 
     @cached_property
     def scatter(self) -> Float[Tensor, "concat concat"]:
