@@ -29,6 +29,7 @@ def summary(ds: xr.Dataset) -> Card:
         "metrics": metric_names(ds),
         "invalid": {str(name): str(reason) for reason, name in zip(*invalid, strict=True)},
         "skipped": _attribute(ds, "skipped"),
+        "interrupted": ds.attrs.get("interrupted", ""),
     }
 
 

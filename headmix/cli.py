@@ -4,6 +4,7 @@ import json as json_format
 import math
 import re
 from dataclasses import asdict
+from glob import escape
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,14 +14,16 @@ from rich.text import Text
 
 import headmix as hm
 from headmix import terminal
-from headmix.files import check_writable
+from headmix.files import one_writer
 from headmix.options import (
     FAILED,
+    INTERRUPTED,
     LayerList,
     Loading,
     Measuring,
     Model,
     ModelOrRun,
+    Reading,
     Talk,
     command,
     layer_list,
@@ -36,6 +39,7 @@ for every head, pair and layer, each number beside its null.
 [bold]Examples[/bold]
   headmix report demo                        [dim]measure a small BERT[/dim]
   headmix report gpt2 --out gpt2.html        [dim]any model of the hub[/dim]
+  headmix report gpt2 --text book.txt        [dim]and what its heads do on text[/dim]
   headmix measure ./my-model --out run.nc    [dim]keep the numbers[/dim]
   headmix inspect run.nc --layer 3           [dim]one layer, as a table[/dim]
   headmix inspect run.nc --layer 3 --head 5  [dim]one head, as a card[/dim]
@@ -49,7 +53,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 a law or check failed, 2 the input cannot be used.",
+    epilog="Exit codes: 0 done, 1 a law or check failed, 2 the input cannot be used, "
+    "130 interrupted (Ctrl-C; while text runs, what was seen by then is still measured and kept).",
 )
 
 
@@ -77,20 +82,29 @@ def report(
     model: ModelOrRun,
     loading: Loading,
     measuring: Measuring,
+    reading: Reading,
     talk: Talk,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Default: headmix-MODEL.html.")
     ] = None,
 ) -> None:
-    """Measure a model, or take a finished run, and write one page that works offline."""
-    out = check_writable(out or Path(f"headmix-{_slug(model)}.html"))
-    ds = _run(model, loading, measuring, talk)
-    hm.report(ds, out)
+    """Measure a model, or take a finished run, and write one page that works offline.
+
+    The model's weights are measured and, with --text, what its heads do on text. The demo model
+    reads the default text unless you name another, or ask for --weights-only.
+    """
+    if model == "demo" and not loading.weights_only:
+        reading = reading.or_text("default")
+    out = out or Path(f"headmix-{_slug(model)}.html")
+    with one_writer(out):
+        ds = _run(model, loading, measuring, reading, talk)
+        hm.report(ds, out)
     from headmix import cards
 
     summary = cards.summary(ds)
     data = {"report": str(out), "bytes": out.stat().st_size} | summary
     _say(talk, data, _written("Report", out, summary))
+    _end(model, ds)
 
 
 @command(app)
@@ -98,6 +112,7 @@ def measure(
     model: Model,
     loading: Loading,
     measuring: Measuring,
+    reading: Reading,
     talk: Talk,
     out: Annotated[
         Path | None,
@@ -106,23 +121,37 @@ def measure(
             help="Default: headmix-MODEL.nc; with --json, no file unless you name one.",
         ),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from what an unfinished run has left.")
+    ] = False,
 ) -> None:
     """Measure the heads of a model and keep the numbers.
+
+    While text runs, what has been seen is kept beside the result in RUN.nc.partial.0, …, every
+    half minute, and removed once all of it is in RUN.nc. After a crash or Ctrl-C the same command
+    with --resume goes on from there; without it, it is refused, so that no work is lost.
 
     --json prints the whole dataset in the form of xarray's to_dict; NaN becomes null.
     """
     if out is None and not talk.json:
         out = Path(f"headmix-{_slug(model)}.nc")
-    if out is not None:
-        check_writable(out)
-    ds = _run(model, loading, measuring, talk)
-    if out is not None:
-        hm.save(ds, out)
+    if resume and (out is None or reading.text is None):
+        raise ValueError("--resume goes on with a pass over text: name its --text and its --out")
+    if out is None:
+        ds = _run(model, loading, measuring, reading, talk)
+    else:
+        with one_writer(out):
+            kept = _unfinished(out, resume) if reading.text else None
+            ds = _run(model, loading, measuring, reading, talk, checkpoint=kept)
+            hm.save(ds, out)
+            if kept and "interrupted" not in ds.attrs:
+                _remove(kept)
     from headmix import cards
 
     _say(
         talk, ds.to_dict() if talk.json else {}, _written("Results", out or "-", cards.summary(ds))
     )
+    _end(model, ds)
 
 
 @command(app)
@@ -130,6 +159,7 @@ def inspect(
     model: ModelOrRun,
     loading: Loading,
     measuring: Measuring,
+    reading: Reading,
     talk: Talk,
     layer: Annotated[str, typer.Option(help="Name or position.", show_default=False)],
     head: Annotated[int | None, typer.Option(help="Position.", show_default=False)] = None,
@@ -140,13 +170,14 @@ def inspect(
     """
     from headmix import cards
 
-    ds = _run(model, loading, measuring, talk, layer)
+    ds = _run(model, loading, measuring, reading, talk, layer)
     if head is None:
         card = cards.layer_card(ds, layer)
         _say(talk, card, terminal.layer_card(card, Console().width))
     else:
         card = cards.head_card(ds, layer, head)
         _say(talk, card, terminal.head_card(card))
+    _end(model, ds)
 
 
 @command(app)
@@ -203,17 +234,57 @@ def metrics(
 
 
 def _run(
-    model: str, loading: Loading, measuring: Measuring, talk: Talk, layer: str | None = None
+    model: str,
+    loading: Loading,
+    measuring: Measuring,
+    reading: Reading,
+    talk: Talk,
+    layer: str | None = None,
+    checkpoint: Path | None = None,
 ) -> Any:
     """The Dataset of a finished run, or of one made now; ``layer`` must exist before the work."""
+    text = reading.measure_options()
     if model.endswith(".nc"):
+        if text:
+            raise ValueError(f"{model} is a finished run: text can only be read by a model")
         return hm.open_results(model)
     with talk.progress() as progress:
         progress(f"loading {model}", 0, 0)
         loaded = hm.load(model, **loading.load_options())
         if layer is not None:
             loaded.layer_name(layer)
-        return hm.measure(loaded, progress=progress, **measuring.measure_options())
+        options = measuring.measure_options() | text
+        return hm.measure(loaded, progress=progress, checkpoint=checkpoint, **options)
+
+
+def _unfinished(out: Path, resume: bool) -> Path:
+    """Where ``measure`` keeps what it has seen; a number for each group of layers is added.
+
+    Raises:
+        ValueError: an earlier run has left something there, and is not to be resumed.
+    """
+    kept = out.with_name(out.name + ".partial")
+    if (left := _left(kept)) and not resume:
+        raise ValueError(
+            f"{left[0]} is left of a run that did not end: --resume goes on from there; remove it "
+            "to begin anew"
+        )
+    return kept
+
+
+def _left(kept: Path) -> list[Path]:
+    return sorted(kept.parent.glob(f"{escape(kept.name)}.*"))
+
+
+def _remove(kept: Path) -> None:
+    for file in _left(kept):
+        file.unlink()
+
+
+def _end(model: str, ds: Any) -> None:
+    """A run that was interrupted just now has said so; its exit code does too."""
+    if "interrupted" in ds.attrs and not model.endswith(".nc"):
+        raise typer.Exit(INTERRUPTED)
 
 
 def _entry(metric: Any) -> dict[str, Any]:
@@ -240,7 +311,9 @@ def _entry(metric: Any) -> dict[str, Any]:
 def _written(what: str, out: Path | str, summary: dict[str, Any]) -> str:
     """Where it is, and which layers are not in it."""
     invalid = [f"Layer {n} is invalid: {reason}" for n, reason in summary["invalid"].items()]
-    return "\n".join(terminal.printable(line) for line in [f"{what}: {out}", *invalid])
+    text = [f"Interrupted: {summary['interrupted']}."] if summary["interrupted"] else []
+    lines = [f"{what}: {out}", *invalid, *text]
+    return "\n".join(map(terminal.printable, lines))
 
 
 def _slug(model: str) -> str:

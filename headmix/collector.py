@@ -175,5 +175,6 @@ def _describe(metric: Metric, within: bool) -> dict[str, str]:
         "invariant": ", ".join(sorted(metric.invariant)),
         "reference": metric.reference,
         "family": metric.family,
+        "needs": ", ".join(metric.needs),
         "doc": metric.function.__doc__ or "",
     }

@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -45,6 +45,35 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         _sync(folder)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def one_writer(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Refuses a second process that means to write ``path`` while the block runs.
+
+    The lock is a file beside it, which the system lets go of when its process ends, however it
+    ends.
+
+    Raises:
+        OSError: as ``check_writable``, or another process is writing it.
+    """
+    from filelock import FileLock, Timeout  # not needed until something is written
+
+    target = check_writable(path)
+    lock = FileLock(target.with_name(f".{target.name[:100]}.lock"), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BlockingIOError(
+            f"cannot write {target}: another headmix is writing it; wait for it, or name another "
+            "file with --out"
+        ) from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows deletes no open file; elsewhere a waiter looks again
+            Path(lock.lock_file).unlink()
+        lock.release()
 
 
 def _sync(path: Path) -> None:

@@ -66,6 +66,7 @@ def measure(
             on from there.
         seed: for nulls that are simulated.
         progress: called with (what, done, total) as the work goes on; a total of 0 is unknown.
+            What the pass over text will take is said before it, as "plan: …".
         **load_options: passed to ``load``.
 
     Returns:
@@ -187,6 +188,7 @@ class _Run:
         positions = feed.max_length if within_position else 0
         planned = plan(heads, feed, folds=folds, positions=positions, memory=memory)
         self.attrs |= dict(feed.attrs) | {"folds": str(folds), "plan": str(planned)}
+        self.progress(f"plan: {planned}", 0, 0)
         seen = {}
         for number, group in enumerate(planned.groups):
             moments, n_batches = accumulate(

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from typing import Annotated, Any
 
@@ -16,8 +16,11 @@ import typer
 from headmix.progress import Progress, progress
 from headmix.terminal import printable
 
-#: Exit codes: a law or a check failed; the input cannot be used.
-FAILED, UNUSABLE = 1, 2
+#: Exit codes: a law or a check failed; the input cannot be used; SIGINT, as shells have it.
+FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
+
+#: Tokens of the default text that are read unless more or less is asked for.
+ENOUGH = 20_000
 
 Model = Annotated[
     str,
@@ -63,6 +66,10 @@ class Loading:
         _option("Read the checkpoint a layer at a time; never build the model.", "Loading", None,
                 "--weights-only"),
     ] = False  # fmt: skip
+    gguf_file: Annotated[
+        str | None,
+        _option("Build the model from this GGUF file of the folder.", "Loading", "NAME"),
+    ] = None
     trust_remote_code: Annotated[
         bool,
         _option("Run code that the model brings along. Off unless you say so.", "Loading", None,
@@ -101,6 +108,67 @@ class Measuring:
             "metrics": None if self.metrics is None else _items(self.metrics),
             "seed": self.seed,
         }
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The text that the model reads, and how much of it at a time."""
+
+    text: Annotated[
+        str | None,
+        _option(
+            "What the heads do on text: a file, a folder, - for standard input, 'default' "
+            "(English, no download) or datasets:NAME.",
+            "Text", "TEXT",
+        ),
+    ] = None  # fmt: skip
+    max_tokens: Annotated[
+        int | None,
+        _option(f"Stop after so many; default all, of the default text {ENOUGH}.", "Text", "N"),
+    ] = None
+    folds: Annotated[
+        int | None,
+        _option(
+            "Parts that documents are dealt to, for intervals and held-out tests; default 5.",
+            "Text", "N",
+        ),
+    ] = None  # fmt: skip
+    within_position: Annotated[
+        bool,
+        _option("Also measure with what position explains taken out.", "Text", None,
+                "--within-position"),
+    ] = False  # fmt: skip
+    memory: Annotated[
+        float | None,
+        _option(
+            "That the sums over tokens may take; layers go in groups where all do not fit.",
+            "Text", "GIB",
+        ),
+    ] = None  # fmt: skip
+    tokens_per_batch: Annotated[
+        int | None, _option("Size of a forward pass; default 1024.", "Text", "N")
+    ] = None
+
+    def or_text(self, text: str) -> "Reading":
+        """This text where none was named."""
+        return self if self.text is not None else replace(self, text=text)
+
+    def measure_options(self) -> dict[str, Any]:
+        """Only what was said, in ``measure``'s units.
+
+        Raises:
+            ValueError: it was said how to read a text, but not which.
+        """
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        said = {name: value for name, value in given.items() if value not in (None, False)}
+        if said and self.text is None:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in said)
+            raise ValueError(f"{names}: of which text? name one with --text; 'default' is one")
+        if self.memory is not None:
+            said["memory"] = self.memory * 2**30
+        if self.text == "default":
+            said.setdefault("max_tokens", ENOUGH)
+        return said
 
 
 @dataclass(frozen=True)
@@ -178,6 +246,9 @@ def _one_line(debug: bool) -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise  # the reader has gone: typer ends quietly
+    except KeyboardInterrupt:
+        print("headmix: interrupted", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     except Exception as error:
         from headmix.registry import NotApplicable  # it brings torch: only once something failed
 

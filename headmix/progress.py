@@ -22,21 +22,34 @@ from headmix.terminal import printable
 #: Work that ends sooner shows no progress.
 PATIENCE_S = 2.0
 
+#: What is counted while text runs.
+TOKENS = "tokens"
+
 #: Called with (what, done, total); a total of 0 is unknown.
 Progress = Callable[[str, int, int], None]
 
 
 @contextmanager
 def progress(shown: bool) -> Iterator[Progress]:
-    """A ``progress(what, done, total)`` that draws on stderr once work has lasted two seconds."""
+    """A ``progress(what, done, total)`` that draws on stderr once work has lasted two seconds.
+
+    What begins with "plan: " is printed as a line of its own, and stays.
+    """
     bar = Bar(
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
         _Rate(), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
     )  # fmt: skip
-    task = bar.add_task("starting", total=None)
+    task, kind = bar.add_task("starting", total=None), ("", 0)
 
     def report(what: str, done: int, total: int) -> None:
-        bar.update(task, description=printable(what), completed=done, total=total or None)
+        nonlocal task, kind
+        if shown and what.startswith("plan: "):
+            return bar.console.print(printable(what.removeprefix("plan: ")), highlight=False)
+        unit = TOKENS if what == TOKENS else ""
+        if kind != (unit, total):  # other work, with a rate of its own
+            bar.remove_task(task)
+            task, kind = bar.add_task("", total=total or None, unit=unit), (unit, total)
+        bar.update(task, description=printable(what), completed=done)
 
     timer = threading.Timer(PATIENCE_S, bar.start)
     timer.daemon = True
@@ -53,10 +66,12 @@ def progress(shown: bool) -> Iterator[Progress]:
 
 
 class _Rate(ProgressColumn):
-    """Steps a second, or seconds a step where those are slow."""
+    """Steps or tokens a second, or seconds a step where those are slow."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         if not speed:
             return Text("")
+        if task.fields.get("unit"):
+            return Text(f"{speed:,.0f} {task.fields['unit']}/s", style="dim")
         return Text(f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each", style="dim")
