@@ -25,6 +25,10 @@ RULE = (
     "tokenizer do not count. A document is cut into windows of at most {max_length} tokens, with "
     "the special ones; two documents never share a window."
 )
+RULE_OF_FIRST = (
+    " The tokenizer puts nothing in front of a window, so that its first token is where causal "
+    "attention has its sink: it is input, but does not count."
+)
 RULE_OF_DECODERS = " The encoder reads the window, the decoder the same after its start token."
 
 
@@ -39,6 +43,7 @@ class Batches:
             own batches do not say.
         padding: the share of padding among all tokens that are run.
         max_length: no sequence is longer; 0 where a user's own batches do not say.
+        once: whether they can be read only once.
         attrs: what a result must say about its text: ``text``, ``text_rule``, and of text
             ``text_sha256`` (of the documents that were read) and ``text_unknown_tokens``.
     """
@@ -50,6 +55,7 @@ class Batches:
     n_documents: int | None = None
     padding: float | None = None
     max_length: int = 0
+    once: bool = False
 
     def __iter__(self) -> Iterator[Batch]:
         return self.begin()
@@ -105,10 +111,16 @@ def batches(
         documents = blocks(documents, folds)
     dealt = deal([d.n_counted for d in documents], folds)
     _require(documents, dealt, folds, n_documents)
-    cut = [list(windows(d, feed.room, n, dealt[n])) for n, d in enumerate(documents)]
+    bare_front = not feed.tokeniser.prefix
+    cut = [
+        list(windows(d, feed.room, n, dealt[n], sink=bare_front and d.bare))
+        for n, d in enumerate(documents)
+    ]
     packed = pack(chain.from_iterable(cut), tokens_per_batch, feed.length, padded=feed.masks)
     lengths = [[feed.length(window) for window in rows] for rows in packed]
-    rule = RULE.format(max_length=feed.max_length) + RULE_OF_DECODERS * feed.two_streams
+    rule = RULE.format(max_length=feed.max_length)
+    rule += RULE_OF_FIRST * (bare_front and any(d.bare for d in documents))
+    rule += RULE_OF_DECODERS * feed.two_streams
     return Batches(
         begin=lambda: map(feed.batch, packed),
         attrs={
@@ -118,7 +130,7 @@ def batches(
             "text_rule": rule,
         },
         n_batches=len(packed),
-        n_tokens=sum(d.n_counted for d in documents),
+        n_tokens=sum(window.tokens.n_counted for rows in cut for window in rows),
         n_documents=len(documents),
         max_length=feed.max_length,
         padding=1 - sum(map(sum, lengths)) / sum(len(row) * max(row) for row in lengths),
@@ -263,7 +275,8 @@ def _given(feed: Feed, source: Iterable[Any], folds: int) -> Batches:
 
     size = len(source) if isinstance(source, Sized) else None
     rule = "Given as batches: every token counts but those that the batches leave out."
-    return Batches(begin, {"text": "given as batches", "text_rule": rule}, n_batches=size)
+    attrs = {"text": "given as batches", "text_rule": rule}
+    return Batches(begin, attrs, n_batches=size, once=isinstance(source, Iterator))
 
 
 def _tensors(item: Any, device: torch.device) -> Any:

@@ -192,7 +192,17 @@ class Window:
         return len(self.tokens)
 
 
-def windows(tokens: Tokens, room: int, document: int, fold: int) -> Iterator[Window]:
-    """The windows of one document, all full but the last."""
+def windows(
+    tokens: Tokens, room: int, document: int, fold: int, *, sink: bool = False
+) -> Iterator[Window]:
+    """The windows of one document, all full but the last; the first token of a sink does not count.
+
+    ``sink`` says that each window begins with a token of the text: nothing stands before it to
+    take the attention that heads of causal models put on the first position.
+    """
     for start in range(0, len(tokens), room):
-        yield Window(tokens[start : start + room], document, start, fold)
+        part = tokens[start : start + room]
+        if sink:
+            part = replace(part, keep=part.keep & (np.arange(len(part)) > 0))
+        if part.n_counted:
+            yield Window(part, document, start, fold)

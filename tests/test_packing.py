@@ -13,9 +13,12 @@ from architectures import NAMED, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import small_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 from transformer_lens.model_bridge.sources import build_bridge_from_module
-from transformers import GPT2LMHeadModel
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import headmix as hm
 from headmix.capture import Batch
@@ -365,3 +368,18 @@ def test_room_is_what_the_model_has_positions_for(demo: hm.AttentionModel):
 def test_unknown_tokens_are_counted(demo: hm.AttentionModel):
     packed = batches(demo, ["a ᚠ b", "c d"], folds=2)
     assert packed.attrs["text_unknown_tokens"] == "1"
+
+
+def test_the_first_token_of_a_window_is_a_sink_where_nothing_stands_before_it():
+    """Causal attention settles on the first position: input, but nothing to measure."""
+    words = {word: n for n, word in enumerate(["[UNK]", "a", "b", "c", "d", "e", "f", "g"])}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="[UNK]")), unk_token="[UNK]"
+    )
+    tokenizer._tokenizer.pre_tokenizer = Whitespace()
+    model = huggingface.from_model(tiny_model("gpt2"), tokenizer=tokenizer)
+    packed = batches(model, ["a b c d e f g", "g f e"], folds=2, max_length=3)
+    assert counted(packed, "input_ids", "residual") == {0: [2, 3, 5, 6], 1: [6, 5]}
+    assert packed.n_tokens == 6
+    assert "where causal attention has its sink" in packed.attrs["text_rule"]
+    assert "sink" not in batches(KINDS["bert"], id_documents([9, 9]), folds=2).attrs["text_rule"]
