@@ -77,11 +77,23 @@ def scatter(heads: Heads, moments: Moments) -> Float[Tensor, "head k head k"]:
     return sandwich(moments.scatter, frames(heads, moments)[0])
 
 
+def in_x(heads: Heads, moments: Moments, z: Float[Tensor, "concat"]) -> Float[Tensor, "head k"]:
+    """One point of z in each head's coordinates."""
+    A, _ = frames(heads, moments)
+    return torch.einsum("hd,hdk->hk", z.unflatten(0, A.shape[:2]), A)
+
+
 @shared
 def first(heads: Heads, moments: Moments) -> Float[Tensor, "head k"]:
     """Σ x over tokens, about the pivot."""
+    return in_x(heads, moments, moments.first.sum(0))
+
+
+@shared
+def weighted(heads: Heads, moments: Moments) -> Float[Tensor, "head k head"]:
+    """``T_ij = Σ x_i ‖x_j‖²`` over tokens, about the pivot."""
     A, _ = frames(heads, moments)
-    return torch.einsum("hd,hdk->hk", moments.first.sum(0).unflatten(0, A.shape[:2]), A)
+    return A.mT @ moments.weighted.sum(0).unflatten(0, A.shape[:2])
 
 
 @shared

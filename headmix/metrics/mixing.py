@@ -132,23 +132,32 @@ def head_norm(heads: Heads, moments: Moments) -> Float[Tensor, "head"]:
     return _mean_norm(heads, moments)
 
 
-def _mean_squares(
+def _norm_moments(
     heads: Heads, moments: Moments
-) -> tuple[Float[Tensor, "head"], Float[Tensor, "head head"]]:
-    """``E‖o_h‖²`` and ``‖E o_iᵀo_j‖_F``, not centred."""
-    A, _ = activity.frames(heads, moments)
-    mean = torch.einsum("hd,hdk->hk", moments.mean.unflatten(0, A.shape[:2]), A)
-    second = activity.covariance(heads, moments) + torch.einsum("ik,jl->ikjl", mean, mean)
-    squares = activity.diagonal_blocks(second).diagonal(dim1=1, dim2=2).sum(1)
-    return squares, second.square().sum((1, 3)).sqrt()
+) -> tuple[Float[Tensor, "head"], Float[Tensor, "head head"], Float[Tensor, "head head"]]:
+    """``E‖o_i‖²``, ``E ‖o_i‖²‖o_j‖²`` and ``‖E o_iᵀo_j‖²_F``: about zero, not about the pivot."""
+    n, p = moments.n, activity.in_x(heads, moments, moments.pivot)
+    s, C = activity.first(heads, moments) / n, activity.scatter(heads, moments) / n
+    r, N = moments.square.sum(0) / n, moments.square_pairs.sum(0) / n
+    T = activity.weighted(heads, moments) / n
+    # ‖x + p‖² = ‖x‖² + 2 p·x + ‖p‖²
+    ps, pp = 2 * (p * s).sum(1), p.square().sum(1)
+    pT = 2 * torch.einsum("ik,ikj->ij", p, T) + torch.outer(pp, r + ps)
+    pCp = 4 * torch.einsum("ik,ikjl,jl->ij", p, C, p)
+    outer = torch.einsum("ik,jl->ikjl", s, p)
+    second = C + outer + torch.einsum("ikjl->jlik", outer) + torch.einsum("ik,jl->ikjl", p, p)
+    fourth = N + pT + pT.T + pCp + torch.outer(pp, pp)
+    return r + ps + pp, fourth, second.square().sum((1, 3))
 
 
 def _cancellation_ratio_null(heads: Heads, moments: Moments) -> tuple[Tensor, Tensor]:
-    squares, cross = _mean_squares(heads, moments)
-    total = squares.sum()
-    mean = total.sqrt() / _mean_norm(heads, moments).sum()
-    relative = (_upper(cross.square()) * 4 / heads.d_model).sqrt() / total
-    return mean.clamp(max=1), mean * relative / 2
+    squares, fourth, cross = _norm_moments(heads, moments)
+    total, each = squares.sum(), _mean_norm(heads, moments).sum()
+    # a token's ‖Σo‖²: its heads' squares, and products of variance 4 ‖o_i‖²‖o_j‖²/D a pair
+    spread = fourth.sum() - total.square() + _upper(fourth) * 4 / heads.d_model
+    root = total.sqrt() * (1 - spread / total.square() / 8)  # E√X to second order
+    sd = (_upper(cross) / heads.d_model / total).sqrt()
+    return (root / each).clamp(0, 1), sd / each
 
 
 @metric(
@@ -157,7 +166,8 @@ def _cancellation_ratio_null(heads: Heads, moments: Moments) -> tuple[Tensor, Te
     dims=(),
     range=(0, 1),
     null=_cancellation_ratio_null,
-    null_text=_ROTATED + ": √(Σ_h E‖o_h‖²) / Σ_h E‖o_h‖ to first order, 1/√H for heads alike",
+    null_text=_ROTATED
+    + ": to second order; near √(Σ_h E‖o_h‖²) / Σ_h E‖o_h‖, 1/√H for heads alike",
     invariant=("gauge", "rotation", "scale"),
     reference="triangle inequality; Kobayashi et al. 2020 on cancelling vectors",
 )

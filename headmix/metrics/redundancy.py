@@ -31,11 +31,9 @@ def hsic(heads: Heads, moments: Moments) -> Float[Tensor, "head head"]:
     activity.covariance(heads, moments)  # refuses layers that write nothing
     if n < 4:
         raise NotApplicable(f"debiased HSIC needs at least four tokens, got {int(n)}")
-    A, _ = activity.frames(heads, moments)
     C, s = activity.scatter(heads, moments), activity.first(heads, moments)
     r, N = moments.square.sum(0), moments.square_pairs.sum(0)
-    T = A.mT @ moments.weighted.sum(0).unflatten(0, A.shape[:2])
-    sT = torch.einsum("ik,ikj->ij", s, T)
+    sT = torch.einsum("ik,ikj->ij", s, activity.weighted(heads, moments))
     ones = s.square().sum(1) - r  # 1ᵀK1
     both = torch.einsum("ik,ikjl,jl->ij", s, C, s) - sT - sT.T + N  # 1ᵀK_i K_j 1
     trace = C.square().sum((1, 3)) - N  # tr K_i K_j
