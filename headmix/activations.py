@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from headmix.capture import Batch, capture
 from headmix.files import whole_file
@@ -65,7 +67,8 @@ def plan(
         memory: bytes that the sums may take; all layers go together where None.
 
     Raises:
-        ValueError: not even one layer fits; the message says how much it takes.
+        ValueError: not even one layer fits, or several passes are needed over batches that can be
+            read once; the message says how much it takes.
     """
     sizes = {}
     for name, h in heads.items():
@@ -82,6 +85,12 @@ def plan(
         if memory is not None and sum(sizes[n] for n in groups[-1]) + size > memory:
             groups.append([])
         groups[-1].append(name)
+    if batches.once and len(groups) > 1:
+        raise ValueError(
+            f"the sums of all layers take {sum(sizes.values()) / 2**30:.2f} GiB, more than the "
+            f"{(memory or 0) / 2**30:.2f} GiB of memory allowed, and these batches can be read "
+            "only once: pass them as a list, or allow more memory"
+        )
     return Plan(tuple(map(tuple, groups)), sizes, batches.n_batches, batches.n_tokens)
 
 
@@ -100,7 +109,8 @@ def accumulate(
 
     With a checkpoint, the sums are written there every so often, whole or not at
     all; a later call with the same model, layers and batches goes on from it and ends with the
-    very same sums, since batches are added one after the other in the same order.
+    very same sums, since batches are added one after the other in the same order. That they are
+    the same is checked on the batches that the checkpoint holds.
 
     SIGINT (in the main thread) ends the pass after the batch in hand; a second one at once.
 
@@ -115,21 +125,28 @@ def accumulate(
         done: called with (tokens seen, tokens in all) after each batch.
 
     Returns:
-        The Moments by layer, and how many batches they hold.
+        The Moments by layer, and whether a SIGINT ended the pass.
+
+    Raises:
+        ValueError: no batches, or a checkpoint that is none or is of another run.
+        OSError: the checkpoint cannot be written.
     """
-    identity = _identity(model, heads, batches, folds, positions)
+    identity = _identity(model, heads, folds, positions)
     state = _State.read(checkpoint, identity) if checkpoint else None
-    seen = 0
+    seen, digest = 0, ""
     saved = time.monotonic()
     with _interrupt() as interrupted:
         for number, batch in enumerate(batches):
             seen += batch.tokens
+            digest = _chain(digest, batch)
             if state is None:
-                state = _State(identity, _nothing_yet(model, heads, batch, folds, positions), 0)
+                state = _State(identity, _nothing_yet(model, heads, batch, folds, positions))
+            if number + 1 == state.batches and digest != state.digest:
+                raise _another_run(checkpoint)
             if number < state.batches:
                 continue
             capture(model, [batch], heads, state.moments)
-            state.batches += 1
+            state.batches, state.digest = number + 1, digest
             if done:
                 done(seen, batches.n_tokens or 0)
             if interrupted():
@@ -139,9 +156,11 @@ def accumulate(
                 saved = time.monotonic()
     if state is None:
         raise ValueError("there is not one batch to run")
+    if state.digest != digest:
+        raise _another_run(checkpoint)  # it holds more batches than there are
     if checkpoint:
         state.write(checkpoint)
-    return state.moments, state.batches
+    return state.moments, interrupted()
 
 
 def _nothing_yet(
@@ -151,36 +170,71 @@ def _nothing_yet(
     once = {name: Moments.zeros(h.W_O, folds=batch.fold + 1) for name, h in heads.items()}
     capture(model, [batch], heads, once)
     return {
-        name: Moments.zeros(h.W_O, folds=folds, pivot=once[name].mean, positions=positions)
+        name: Moments.zeros(
+            h.W_O,
+            folds=folds,
+            pivot=once[name].mean if once[name].n else None,
+            positions=positions,
+        )
         for name, h in heads.items()
     }
 
 
-def _identity(
-    model: AttentionModel, heads: Mapping[str, Heads], batches: Batches, folds: int, positions: int
-) -> str:
-    """A hash of what the sums depend on: the model, its layers, the text and how it is cut."""
-    about = [
-        model.name,
-        model.processing,
-        folds,
-        positions,
-        batches.n_batches,
-        *batches.attrs.values(),
-    ]
-    digest = hashlib.sha256(repr(about).encode())
+def _identity(model: AttentionModel, heads: Mapping[str, Heads], folds: int, positions: int) -> str:
+    """A hash of what the sums depend on beside the batches: the model and its layers."""
+    digest = hashlib.sha256(repr((model.name, model.processing, folds, positions)).encode())
     for name, h in heads.items():
-        digest.update(name.encode() + h.W_O.contiguous().numpy().tobytes())
+        digest.update(name.encode() + _bytes(h.W_O))
+    module = model.module or nn.Module()
+    for name, weight in [*module.named_parameters(), *module.named_buffers()]:
+        digest.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
+        if type(weight.data) is Tensor and not weight.is_meta:
+            # a sample: training moves every number, and all of them would take minutes to hash
+            digest.update(_bytes(weight.data.flatten()[:: weight.numel() // 1000 + 1]))
     return digest.hexdigest()
+
+
+def _chain(before: str, batch: Batch) -> str:
+    """A hash of all batches so far, the last of which is given."""
+    digest = hashlib.sha256(f"{before} {batch.fold} {batch.documents}".encode())
+
+    def add(part: Any) -> None:
+        if isinstance(part, Tensor):
+            digest.update(f"{part.dtype} {list(part.shape)}".encode() + _bytes(part))
+        elif isinstance(part, Mapping):
+            for key in sorted(part):
+                add(key)
+                add(part[key])
+        elif isinstance(part, tuple | list):
+            for item in part:
+                add(item)
+        elif isinstance(part, str | float | int | None):
+            digest.update(repr(part).encode())
+
+    add((batch.inputs, batch.keep))
+    return digest.hexdigest()
+
+
+def _bytes(values: Tensor) -> bytes:
+    plain = values.detach().to("cpu").contiguous().flatten()
+    return plain.view(torch.uint8).numpy().tobytes()
+
+
+def _another_run(path: Path | None) -> ValueError:
+    return ValueError(
+        f"{path} is the checkpoint of another run (other model, layers, text or folds): "
+        "remove it, or name another one"
+    )
 
 
 @dataclass
 class _State:
-    """What a checkpoint holds: the sums, and how many batches are in them."""
+    """What a checkpoint holds: the sums, how many batches are in them, and a hash of these."""
 
     identity: str
     moments: dict[str, Moments]
-    batches: int
+    batches: int = 0
+    digest: str = ""
 
     def write(self, path: Path) -> None:
         tensors = {
@@ -188,9 +242,14 @@ class _State:
             for layer, sums in self.moments.items()
             for f in fields(sums)
         }
-        about = {"identity": self.identity, "batches": str(self.batches)}
+        about = {
+            "identity": self.identity, "batches": str(self.batches), "digest": self.digest,
+        }  # fmt: skip
         with whole_file(path) as temporary:
-            save_file(tensors, temporary, about)
+            try:
+                save_file(tensors, temporary, about)
+            except SafetensorError as reason:  # a full disk, say
+                raise OSError(f"cannot write the checkpoint {path}: {reason}") from reason
 
     @classmethod
     def read(cls, path: Path, identity: str) -> "_State | None":
@@ -204,19 +263,18 @@ class _State:
         try:
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                # copies: where a tensor begins in memory has a say in how its sums are rounded
+                tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
         except SafetensorError as reason:
             raise ValueError(f"{path} is not a checkpoint of headmix: {reason}") from reason
         if about.get("identity") != identity:
-            raise ValueError(
-                f"{path} is the checkpoint of another run (other model, layers, text or folds): "
-                "remove it, or name another one"
-            )
+            raise _another_run(path)
         layers: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             layer, _, name = key.rpartition("/")
             layers.setdefault(layer, {})[name] = tensor
-        return cls(identity, {n: Moments(**t) for n, t in layers.items()}, int(about["batches"]))
+        moments = {n: Moments(**t) for n, t in layers.items()}
+        return cls(identity, moments, int(about["batches"]), about["digest"])
 
 
 @contextmanager

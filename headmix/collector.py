@@ -150,6 +150,8 @@ def _interval(
     metric: Metric, arguments: dict[str, Any], moments: Moments, value: Any
 ) -> dict[str, Any]:
     """The document-jackknife interval, where the metric can be computed without each fold."""
+    if len(moments.replicates) < 2:
+        return {}
     try:
         replicates = [
             metric(*(arguments | {"moments": others}).values()) for others in moments.replicates

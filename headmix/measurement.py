@@ -191,7 +191,7 @@ class _Run:
         self.progress(f"plan: {planned}", 0, 0)
         seen = {}
         for number, group in enumerate(planned.groups):
-            moments, n_batches = accumulate(
+            moments, interrupted = accumulate(
                 self.model,
                 {name: heads[name] for name in group},
                 feed,
@@ -203,10 +203,12 @@ class _Run:
             self.measure_layers(group, heads, moments)
             for name in group:
                 seen[name] = (moments[name].n, float(moments[name].documents.sum()))
-            if feed.n_batches and n_batches < feed.n_batches:
-                self.attrs["interrupted"] = (
-                    f"{int(moments[group[0]].n)} of {feed.n_tokens} tokens were seen"
-                )
+            left = [name for later in planned.groups[number + 1 :] for name in later]
+            n_seen = int(moments[group[0]].n)
+            if interrupted and (left or n_seen != feed.n_tokens):
+                of_all = f" of {feed.n_tokens}" * bool(feed.n_tokens)
+                not_run = f"; not run: {', '.join(left)}" * bool(left)
+                self.attrs["interrupted"] = f"{n_seen}{of_all} tokens were seen{not_run}"
                 break
         self.collector.counts = seen
 

@@ -81,8 +81,8 @@ class Sums:
 
     @cached_property
     def replicates(self: S) -> list[S]:
-        """The jackknife's: all folds but one, for each."""
-        return [self.without(f) for f in range(self.n_folds)]
+        """The jackknife's: all folds but one, for each that holds tokens."""
+        return [self.without(f) for f in self.count.nonzero().flatten().tolist()]
 
     def to(self: S, device: torch.device | str) -> S:
         """The same sums on another device."""
