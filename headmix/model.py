@@ -17,6 +17,8 @@ from headmix.registry import NotApplicable
 #: Called with z, the concatenated head outputs, and with what the projection returned.
 Watcher = Callable[[Float[Tensor, "*token concat"], Float[Tensor, "*token d_model"]], None]
 
+#: Called with a layer's attention weights, or with the reason why they cannot be had.
+PatternWatcher = Callable[[Float[Tensor, "sequence head query key"] | NotApplicable], None]
 
 #: What a constant added to a head's values becomes on its way to z (found by the independence
 #: law), and what that means for the numbers.
@@ -55,6 +57,16 @@ class Site(Protocol):
 
     def watch(self, watcher: Watcher) -> AbstractContextManager[Any]:
         """Call ``watcher(z, out)`` on every forward pass inside the context."""
+
+    def watch_attention(self, watcher: PatternWatcher) -> AbstractContextManager[Any]:
+        """Call ``watcher(pattern)`` on every forward pass inside the context.
+
+        Where the model's own kernel never has the pattern, it runs one that does; the model is as
+        it was afterwards.
+
+        Raises:
+            NotApplicable: known beforehand, the layer has no pattern.
+        """
 
     def shift_values(
         self, shift: Float[Tensor, "kv_head d_head"], *, uneven: bool = False

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import pi
+from math import log, pi
 from typing import Any
 
 from headmix.heads import Heads
@@ -93,7 +93,8 @@ class Metric:
     def bounds(self, heads: Heads) -> tuple[float, float]:
         """The range as numbers, its symbols filled in for one layer."""
         H, d, D = heads.n_heads, heads.d_head, heads.d_model
-        symbols = {"d": d, "D": D, "H": H, "Dc": H * d, "min(Dc, D)": min(H * d, D), "π/2": pi / 2}
+        symbols: dict[str, float] = {"π/2": pi / 2, "ln 2": log(2)}
+        symbols |= {"d": d, "D": D, "H": H, "Dc": H * d, "min(Dc, D)": min(H * d, D)}
         low, high = (float(symbols[b] if isinstance(b, str) else b) for b in self.range)
         return low, high
 
@@ -131,7 +132,7 @@ def metric(
         formula: in the notation of the documentation.
         dims: names of the result's axes: "head", "head_b", "kv_head", "singular", …
         range: smallest and largest possible value; numbers, or "d", "D", "H", "Dc",
-            "min(Dc, D)", "π/2".
+            "min(Dc, D)", "π/2", "ln 2".
         null: same arguments as the function → (mean, sd) for unrelated heads.
         null_text: the null in words.
         invariant: the transformations (``TRANSFORMATIONS``) that leave the value unchanged.

@@ -27,6 +27,9 @@ class WeightsOnly:
     def watch(self, watcher):
         raise NotImplementedError
 
+    def watch_attention(self, watcher):
+        raise NotImplementedError
+
     def shift_values(self, shift):
         raise NotImplementedError
 

@@ -1,5 +1,6 @@
 """Every metric of headmix as a plain function: ``headmix.metrics.projection_kernel(heads)``."""
 
+from headmix.metrics.attention import attention_entropy, attention_js, sink_mass
 from headmix.metrics.composition import composition_k, composition_q, composition_v
 from headmix.metrics.dimensions import (
     concat_effective_rank,
@@ -51,6 +52,8 @@ from headmix.metrics.redundancy import (
 )
 
 __all__ = [
+    "attention_entropy",
+    "attention_js",
     "cancellation_ratio",
     "cca",
     "cka",
@@ -90,6 +93,7 @@ __all__ = [
     "pair_interference",
     "principal_angles",
     "projection_kernel",
+    "sink_mass",
     "total_correlation",
     "variance_share",
     "welch_floor",

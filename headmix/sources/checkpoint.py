@@ -18,7 +18,7 @@ from headmix import architectures
 from headmix.heads import Heads
 from headmix.laws import settle
 from headmix.layouts import Attention, Layout, Lookup, Shapes, UnknownLayout, find_attention
-from headmix.model import VALUES, AttentionModel, Watcher
+from headmix.model import VALUES, AttentionModel, PatternWatcher, Watcher
 from headmix.registry import NotApplicable
 from headmix.sources import gguf, llama_cpp
 from headmix.sources.assembly import build_heads, streams_of
@@ -200,6 +200,9 @@ class CheckpointSite:
         )
 
     def watch(self, watcher: Watcher) -> AbstractContextManager[None]:
+        raise NotApplicable("only the weights were read: load the model itself to run it")
+
+    def watch_attention(self, watcher: PatternWatcher) -> AbstractContextManager[None]:
         raise NotApplicable("only the weights were read: load the model itself to run it")
 
     def shift_values(

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from headmix.heads import Heads
 from headmix.layouts import Attention, Layout, Projection, Shapes, find_attention
-from headmix.model import AttentionModel, Watcher, token_factors
+from headmix.model import VALUES, AttentionModel, PatternWatcher, Watcher, token_factors
+from headmix.registry import NotApplicable
 from headmix.sources.assembly import build_heads, streams_of
+from headmix.sources.patterns import watch_module
 
 #: On layers of a module nobody knows, until the laws have held.
 UNPROVEN = "not proven: pass inputs= to load, a batch on which the two laws can be run"
@@ -125,6 +127,11 @@ class ModuleSite:
 
     def watch(self, watcher: Watcher) -> AbstractContextManager[None]:
         return self._hooked(self.attention.o, watcher)
+
+    def watch_attention(self, watcher: PatternWatcher) -> AbstractContextManager[None]:
+        if self.values == "scaled":
+            raise NotApplicable(f"there is no pattern over keys alone: {VALUES['scaled']}")
+        return watch_module(self.root, self.attention, watcher)
 
     def shift_values(
         self, shift: Float[Tensor, "kv_head d_head"], *, uneven: bool = False

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from headmix.heads import Heads
 from headmix.layouts import Attention, Layout, Projection, name_layers
-from headmix.model import AttentionModel, Watcher, token_factors
+from headmix.model import AttentionModel, PatternWatcher, Watcher, token_factors
 
 _FORWARD = inspect.signature(nn.MultiheadAttention.forward)
 
@@ -128,9 +128,18 @@ class MultiheadSite:
     @contextmanager
     def watch(self, watcher: Watcher) -> Iterator[None]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            z = self._concatenation(args, kwargs)
+            z, _ = self._attend(args, kwargs)
             out = output[0]
             watcher(*(t.transpose(0, 1) if self._sequence_first(t) else t for t in (z, out)))
+
+        with self._hooked(hook):
+            yield
+
+    @contextmanager
+    def watch_attention(self, watcher: PatternWatcher) -> Iterator[None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            _, pattern = self._attend(args, kwargs, need_weights=True)
+            watcher(pattern if pattern.ndim == 4 else pattern[None])
 
         with self._hooked(hook):
             yield
@@ -144,7 +153,7 @@ class MultiheadSite:
             return values + (token_factors(values) * added if uneven else added)
 
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            mixed = self._module.out_proj(self._concatenation(args, kwargs))
+            mixed = self._module.out_proj(self._attend(args, kwargs)[0])
             return (mixed, *output[1:])
 
         self._shift = shifted
@@ -170,8 +179,14 @@ class MultiheadSite:
     def _sequence_first(self, t: Tensor) -> bool:
         return t.ndim == 3 and not self._module.batch_first
 
-    def _concatenation(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-        """z for the given arguments of forward, in the layout of forward's own output."""
+    def _attend(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, need_weights: bool = False
+    ) -> tuple[Tensor, Any]:
+        """z for the given arguments of forward, in the layout of forward's own output.
+
+        With it the attention weights [sequence, head, query, key], if needed: for one sequence
+        alone [head, query, key].
+        """
         mha = self._module
         call = _FORWARD.bind(mha, *args, **kwargs)
         call.apply_defaults()
@@ -190,13 +205,14 @@ class MultiheadSite:
         if self._shift is not None:
             v = self._shift(v)
         identity = torch.eye(mha.embed_dim).to(v)
-        z, _ = functional.multi_head_attention_forward(
+        z, pattern = functional.multi_head_attention_forward(
             q, k, v, mha.embed_dim, mha.num_heads, None, bias,
             mha.bias_k, mha.bias_v, mha.add_zero_attn, 0.0,
             identity, None,
             training=False,
             key_padding_mask=given["key_padding_mask"],
-            need_weights=False,
+            need_weights=need_weights,
+            average_attn_weights=False,
             attn_mask=given["attn_mask"],
             is_causal=given["is_causal"] and given["attn_mask"] is not None,
             use_separate_proj_weight=True,
@@ -204,4 +220,4 @@ class MultiheadSite:
             k_proj_weight=W_K,
             v_proj_weight=identity,
         )  # fmt: skip
-        return z.transpose(0, 1) if flip else z
+        return z.transpose(0, 1) if flip else z, pattern

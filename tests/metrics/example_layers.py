@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headmix.attention import AttentionPatterns
 from headmix.heads import Heads
 from headmix.moments import Moments
 from headmix.neighbours import NeuronReads, Vocabulary
@@ -23,12 +24,14 @@ OWN = {n: m for n, m in catalogue().items() if m.function.__module__.startswith(
 @dataclass(frozen=True)
 class Example:
     """Three layers on one residual stream, with a vocabulary and feed-forward neurons, and what
-    the heads of the first layer did on text: ``z`` [token, concat]."""
+    the heads of the first layer did on text: ``z`` [token, concat], and where they looked:
+    ``pattern`` [sequence, head, query, key]."""
 
     layers: tuple[Heads, ...]
     vocabulary: Vocabulary
     reads: NeuronReads
     z: torch.Tensor
+    pattern: torch.Tensor
     within_position: bool = False
 
     @cached_property
@@ -36,9 +39,18 @@ class Example:
         sums = moments_of(self.z, self.layers[0].W_O, positions=8)
         return sums.within_positions if self.within_position else sums
 
+    @cached_property
+    def attention(self) -> AttentionPatterns:
+        folds = len(self.pattern)
+        sums = AttentionPatterns.zeros(self.pattern.shape[1], folds=folds)
+        for fold in range(folds):
+            sums.update(self.pattern[fold : fold + 1], fold=fold)
+        return sums
+
     def arguments(self, metric: Metric) -> list[Any]:
         given = {"heads": self.layers[0], "layers": self.layers}
         given |= {"vocabulary": self.vocabulary, "reads": self.reads, "moments": self.moments}
+        given |= {"attention": self.attention}
         return [given[need] for need in metric.needs]
 
     def value(self, metric: Metric) -> np.ndarray:
@@ -104,7 +116,13 @@ def example(
     if not independent:
         mixing = normal(H * d, H * d) / (H * d) ** 0.5 + torch.eye(H * d).to(z)
         z = z @ mixing + normal(8, H * d).repeat(TOKENS // 8, 1) / 2 + 1
-    return Example(stack, vocabulary, reads, z)
+    return Example(stack, vocabulary, reads, z, causal(normal(5, H, 12, 12)))
+
+
+def causal(scores: torch.Tensor) -> torch.Tensor:
+    """Attention weights over each query's own key and those before it."""
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return scores.masked_fill(later, -torch.inf).softmax(-1)
 
 
 EXAMPLES = {

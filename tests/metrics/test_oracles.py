@@ -127,7 +127,8 @@ ELSEWHERE = {"principal_angles", "ov_vocabulary", "welch_floor", "ov_gap"}
 
 
 def test_every_metric_has_an_oracle() -> None:
-    on_text = {n for n, m in OWN.items() if "moments" in m.needs}  # test_moments_oracles.py
+    # test_moments_oracles.py, test_attention.py
+    on_text = {n for n, m in OWN.items() if {"moments", "attention"} & {*m.needs}}
     assert set(ORACLES) | ELSEWHERE | on_text == set(OWN)
 
 
