@@ -208,9 +208,12 @@ def _all_held_out_r2(heads: Heads, moments: Moments) -> dict[tuple[int, ...], Te
     for fold in moments.count.nonzero().flatten().tolist():
         train, test = _train_and_test(moments, whole, fold, B)
         P = _inverse(train + torch.diag(white.noise.flatten()))
+        P_test = P @ test
         for unit, rows in units.items():
-            left = torch.linalg.solve(P[rows][:, rows], P[rows])
-            error[unit] = error[unit] + (left @ test @ left.T * grams[unit]).sum()
+            P_gg = P[rows][:, rows]
+            half = torch.linalg.solve(P_gg, P_test[rows] @ P[rows].T)
+            left = torch.linalg.solve(P_gg, half.T)  # scatter of what is left of the unit
+            error[unit] = error[unit] + (left * grams[unit]).sum()
             total[unit] = total[unit] + (test[rows][:, rows] * grams[unit]).sum()
     return {unit: 1 - error[unit] / total[unit] for unit in units}
 
