@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from headmix.shapes import Measured, metric_names, shape_of
+from headmix.collector import WITHIN_POSITION
+from headmix.shapes import Measured, group_of, metric_names, shape_of
 
 #: How many partners a ranking lists.
 NEAREST = 5
@@ -42,6 +43,7 @@ def layer_card(ds: xr.Dataset, layer: str | int) -> Card:
     name = layer_name(ds, layer)
     card = _header(ds, name)
     card["metrics"] = _readings(ds, "profile", {"layer": name})
+    card["within_position"] = _readings(ds, "profile", {"layer": name}, within_position=True)
     card["spectra"] = _spectra(ds, "layer_spectrum", {"layer": name})
     card["heads"] = [_head_row(ds, name, head) for head in range(card["n_heads"])]
     return card
@@ -62,6 +64,7 @@ def head_card(ds: xr.Dataset, layer: str | int, head: int) -> Card:
     here = _place(ds, name, head)
     card |= {"head": head, "kv_head": here["kv_head"]}
     card["metrics"] = _readings(ds, "map", here)
+    card["within_position"] = _readings(ds, "map", here, within_position=True)
     card["nearest"] = _rankings(ds, "matrix", here)
     card["reads_from"] = _rankings(ds, "cross", {f"{dim}_b": at for dim, at in here.items()})
     card["writes_to"] = _rankings(ds, "cross", here)
@@ -99,10 +102,25 @@ def _header(ds: xr.Dataset, layer: str) -> Card:
         "d_model": int(at.d_model),
         "notes": _attribute(ds, "notes").get(layer, []),
         "skipped": _skipped(ds, layer),
+        "text": _text(ds, layer),
     }
     if not bool(at.valid):
         header["invalid"] = str(at.invalid_reason.item())
     return header
+
+
+def _text(ds: xr.Dataset, layer: str) -> Card | None:
+    """Which text the model read, and how much of it; None where only weights were measured."""
+    if "n_tokens" not in ds:
+        return None
+    at = ds.sel(layer=layer)
+    return {
+        "source": ds.attrs.get("text", ""),
+        "n_tokens": int(at.n_tokens),
+        "n_documents": int(at.n_documents),
+        "folds": int(ds.attrs.get("folds", 0)),
+        "interrupted": ds.attrs.get("interrupted", ""),
+    }
 
 
 def _attribute(ds: xr.Dataset, name: str) -> dict[str, Any]:
@@ -131,29 +149,37 @@ def _head_row(ds: xr.Dataset, layer: str, head: int) -> Card:
     }
 
 
-def _of_shape(ds: xr.Dataset, shape: str, here: Place) -> list[tuple[Card, Measured]]:
+def _of_shape(
+    ds: xr.Dataset, shape: str, here: Place, within_position: bool = False
+) -> list[tuple[Card, Measured]]:
     """The metrics of one shape, with the axes that ``here`` fixes taken out."""
     found = []
-    for name in metric_names(ds):
+    for name in metric_names(ds, within_position=within_position):
         if shape_of(ds[name]) == shape:
             measured = Measured.of(ds, name).without_self()
             for dim in set(here) & set(ds[name].dims):
                 measured = measured.sel(dim, here[dim])
-            found.append(({"metric": name, "title": ds[name].attrs["title"]}, measured))
+            plain = name.removesuffix(WITHIN_POSITION) if within_position else name
+            title = ds[plain if plain in ds else name].attrs["title"]
+            about = {"metric": name, "title": title, "on": group_of(ds[name])}
+            found.append((about, measured))
     return found
 
 
-def _readings(ds: xr.Dataset, shape: str, here: Place) -> list[Card]:
-    return [about | _reading(measured, ()) for about, measured in _of_shape(ds, shape, here)]
+def _readings(ds: xr.Dataset, shape: str, here: Place, within_position: bool = False) -> list[Card]:
+    found = _of_shape(ds, shape, here, within_position)
+    return [about | _reading(measured, ()) for about, measured in found]
 
 
 def _reading(measured: Measured, index: tuple[int, ...]) -> Card:
-    """A number with its null, each None where unknown or not finite."""
+    """A number with its null and interval, each None where unknown or not finite."""
     parts = {
         "value": measured.value,
         "null_mean": measured.mean,
         "null_sd": measured.sd,
         "z_null": measured.z_null,
+        "low": measured.low,
+        "high": measured.high,
     }
     numbers = {n: None if a is None else float(a.values[index]) for n, a in parts.items()}
     return {n: v if v is not None and np.isfinite(v) else None for n, v in numbers.items()}

@@ -129,7 +129,8 @@ def _draw(chosen: Measured, attrs: dict[str, str], where: list[str]) -> go.Figur
         figure = _map(chosen, attrs)
     else:
         figure = _profile(chosen, attrs)
-    return _titled(figure, attrs, where, _caption(attrs))
+    interval = ["interval: 95 %, over documents"] if chosen.low is not None else []
+    return _titled(figure, attrs, where, _caption(attrs) + interval)
 
 
 def _titled(
@@ -152,13 +153,17 @@ def _map(chosen: Measured, attrs: dict[str, str]) -> go.Figure:
     """Two axes of parts: one cell each, coloured by the distance from the null."""
     rows, columns = chosen.value.dims
     hover = f"{_axis(rows)} %{{y}}, {_axis(columns)} %{{x}}<br>%{{z:.4g}}"
-    if chosen.mean is not None:
-        hover += "<br>null %{customdata:.4g}"
+    beside: list[np.ndarray] = []
+    known = {"null": chosen.mean, "low": chosen.low, "high": chosen.high}
+    for name, part in known.items():
+        if part is not None:
+            hover += f"<br>{name} %{{customdata[{len(beside)}]:.4g}}"
+            beside.append(part.values)
     cells = go.Heatmap(
         z=chosen.value.values,
         x=_labels(chosen.value[columns]),
         y=_labels(chosen.value[rows]),
-        customdata=None if chosen.mean is None else chosen.mean.values,
+        customdata=np.stack(beside, -1) if beside else None,
         **_colours(chosen),
         xgap=1,
         ygap=1,
@@ -187,13 +192,14 @@ def _colours(chosen: Measured) -> dict[str, object]:
 
 
 def _profile(chosen: Measured, attrs: dict[str, str]) -> go.Figure:
-    """One number a layer or head, over the null's mean ± 2 sd."""
+    """One number a layer or head with its interval, over the null's mean ± 2 sd."""
     dims = chosen.value.dims
     x = _labels(chosen.value[dims[0]]) if dims else [""]
     figure = go.Figure(_null(chosen, x))
     figure.add_scatter(
         x=x,
         y=chosen.value.values.reshape(-1),
+        error_y=_whiskers(chosen),
         mode="lines+markers" if dims == ("layer",) else "markers",  # heads have no order
         name=_plain(attrs["title"]),
         line={"color": ACCENT},
@@ -203,6 +209,15 @@ def _profile(chosen: Measured, attrs: dict[str, str]) -> go.Figure:
     figure.update_xaxes(title=_axis(dims[0]) if dims else "", type="category")
     figure.update_yaxes(title=_quantity(attrs))
     return figure
+
+
+def _whiskers(chosen: Measured) -> dict[str, object] | None:
+    """The interval as plotly takes it: distances from the value."""
+    if chosen.low is None or chosen.high is None:
+        return None
+    value, low, high = (a.values.reshape(-1) for a in (chosen.value, chosen.low, chosen.high))
+    ends = {"array": high - value, "arrayminus": value - low, "symmetric": False}
+    return ends | {"type": "data", "color": ACCENT, "thickness": 1.5, "width": 3}
 
 
 def _curves(chosen: Measured, along: str, attrs: dict[str, str]) -> go.Figure:

@@ -1,18 +1,34 @@
 """The shapes that results come in. Plots and page are driven by these, never by a metric's name."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xarray as xr
+
+from headmix.collector import WITHIN_POSITION
 
 #: Axes that count parts of a layer.
 UNITS = ("head", "kv_head")
 
 
-def metric_names(ds: xr.Dataset) -> list[str]:
-    """The variables that hold a metric: those that ``measure`` gave a title."""
-    return [str(name) for name, variable in ds.items() if "title" in variable.attrs]
+def metric_names(ds: xr.Dataset, *, within_position: bool | None = None) -> list[str]:
+    """The variables that hold a metric: those that ``measure`` gave a title.
+
+    Args:
+        ds: from ``measure``.
+        within_position: only those with position taken out, or only those as they are.
+    """
+    names = [str(name) for name, variable in ds.items() if "title" in variable.attrs]
+    if within_position is None:
+        return names
+    return [name for name in names if name.endswith(WITHIN_POSITION) == within_position]
+
+
+def group_of(variable: xr.DataArray) -> str:
+    """What a metric was measured on: "weights" or "text"."""
+    needs = str(variable.attrs.get("needs", "")).split(", ")
+    return "text" if {"moments", "attention"} & {*needs} else "weights"
 
 
 def shape_of(variable: xr.DataArray | xr.Variable) -> str:
@@ -47,11 +63,19 @@ def _pair_or_curve(dim: Hashable) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A metric with its null beside it, broadcast to the same axes; None where there is none."""
+    """A metric, its null and its interval on the same axes; None where there is none.
+
+    Attributes:
+        value: the metric.
+        mean, sd: its null.
+        low, high: the ends of its 95 % interval over documents.
+    """
 
     value: xr.DataArray
     mean: xr.DataArray | None
     sd: xr.DataArray | None
+    low: xr.DataArray | None = None
+    high: xr.DataArray | None = None
 
     @classmethod
     def of(cls, ds: xr.Dataset, metric: str) -> "Measured":
@@ -62,12 +86,15 @@ class Measured:
                 return None
             return ds[metric + suffix].broadcast_like(value).transpose(*value.dims)
 
-        return cls(value, beside("_null_mean"), beside("_null_sd"))
+        suffixes = ("_null_mean", "_null_sd", "_low", "_high")
+        return cls(value, *(beside(suffix) for suffix in suffixes))
 
     def sel(self, dim: str, label: object) -> "Measured":
         """One label of one axis."""
-        mean, sd = (a if a is None else a.sel({dim: label}) for a in (self.mean, self.sd))
-        return Measured(self.value.sel({dim: label}), mean, sd)
+        rest = (self.mean, self.sd, self.low, self.high)
+        return Measured(
+            self.value.sel({dim: label}), *(a if a is None else a.sel({dim: label}) for a in rest)
+        )
 
     def without_self(self) -> "Measured":
         """The value of a unit with itself blanked: it compares nothing."""
@@ -77,10 +104,10 @@ class Measured:
                 size = value.sizes[unit]
                 same = xr.DataArray(np.eye(size, dtype=bool), dims=(unit, f"{unit}_b"))
                 value = value.where(~same)
-        return Measured(value, self.mean, self.sd)
+        return replace(self, value=value)
 
     def reduce(self, how: str, dims: tuple[str, ...]) -> "Measured":
-        """The mean or max over axes. Either has a spread of its own, so the null's sd goes."""
+        """The mean or max over axes. Either has a spread of its own: null's sd and interval go."""
         mean = None if self.mean is None else self.mean.mean(dims)
         return Measured(getattr(self.value, how)(dims), mean, None)
 

@@ -1,5 +1,6 @@
 """How results look in a terminal: cards and tables, drawn with rich."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,10 @@ from rich.text import Text
 NULL_CAVEAT = (
     "z_null = (value - null mean) / null sd. A null is not a p-value: trained heads are not "
     "independent draws."
+)
+INTERVAL_CAVEAT = (
+    "Under a value measured on text: its 95 % interval over documents. Nulls on text are for "
+    "independent tokens, which those of one document are not."
 )
 _BARS = "▁▂▃▄▅▆▇█"
 _LONGEST, _SHOWN = 24, 4
@@ -36,8 +41,7 @@ def head_card(card: Mapping[str, Any]) -> RenderableType:
         _heading(card, f"{card['layer']} head {card['head']}"),
         _facts(card, f"uses KV head {card['kv_head']} of {card['n_kv_heads']}"),
     ]
-    if card["metrics"]:
-        parts += [_section("Measured"), _readings(card["metrics"])]
+    parts += _measured(card)
     for key, title in (
         ("nearest", "Nearest heads in this layer (value, z_null)"),
         ("reads_from", "Composes with earlier heads (their output, this head's input)"),
@@ -55,8 +59,7 @@ def head_card(card: Mapping[str, Any]) -> RenderableType:
 def layer_card(card: Mapping[str, Any], width: int = 80) -> RenderableType:
     """The table of one layer, as ``headmix.cards.layer_card`` makes it."""
     parts: list[RenderableType] = [_heading(card, card["layer"]), _facts(card)]
-    if card["metrics"]:
-        parts += [_section("The layer"), _readings(card["metrics"])]
+    parts += _measured(card)
     if card["spectra"]:
         parts += [_section("Spectra"), _spectra(card["spectra"])]
     rows = card["heads"]
@@ -111,6 +114,8 @@ def _facts(card: Mapping[str, Any], more: str = "") -> Text:
         f"{card['processing']} weights",
     ]
     text = Text(", ".join([*facts, more] if more else facts))
+    if card["text"]:
+        text.append(f"\n{_text(card['text'])}")
     for note in card["notes"]:
         text.append(f"\nNote: {printable(note)}")
     if "invalid" in card:
@@ -120,7 +125,30 @@ def _facts(card: Mapping[str, Any], more: str = "") -> Text:
 
 def _footer(card: Mapping[str, Any]) -> Text:
     lines = [f"No {metric}: {reason}." for metric, reason in card["skipped"].items()]
-    return Text("\n" + "\n".join([*map(printable, lines), NULL_CAVEAT]), style="dim")
+    caveats = [NULL_CAVEAT, INTERVAL_CAVEAT] if card["text"] else [NULL_CAVEAT]
+    return Text("\n" + "\n".join([*map(printable, lines), *caveats]), style="dim")
+
+
+def _text(text: Mapping[str, Any]) -> str:
+    """Which text was read, in a line."""
+    read = (
+        f"On text: {text['n_tokens']:,} tokens of {text['n_documents']:,} documents in "
+        f"{text['folds']} folds, {text['source']}"
+    )
+    return printable(f"{read}; interrupted: {text['interrupted']}" if text["interrupted"] else read)
+
+
+def _measured(card: Mapping[str, Any]) -> list[RenderableType]:
+    """The numbers of a layer or head, those from its weights apart from those on text."""
+    parts: list[RenderableType] = []
+    for title, readings in (
+        ("From the weights", [r for r in card["metrics"] if r["on"] == "weights"]),
+        ("On text", [r for r in card["metrics"] if r["on"] == "text"]),
+        ("On text, what position explains taken out", card["within_position"]),
+    ):
+        if readings:
+            parts += [_section(title), _readings(readings)]
+    return parts
 
 
 def _section(title: str) -> Text:
@@ -141,15 +169,35 @@ def _readings(readings: Sequence[Mapping[str, Any]]) -> Table:
     table = _table(
         "", ("value", "right"), ("null mean ± sd", "right"), ("z_null", "right"), "metric"
     )
+    table.columns[-1].overflow = "fold"  # a name is of no use cut short
     for reading in readings:
         table.add_row(
             printable(reading["title"]),
-            number(reading["value"]),
+            _value(reading, number(reading["value"])),
             _null(reading),
             _z(reading),
             Text(reading["metric"], style="dim"),
         )
     return table
+
+
+def _value(reading: Mapping[str, Any], value: str) -> Text:
+    """The number, and its interval under it."""
+    return Text(value).append(f"\n{span}" if (span := interval(reading)) else "", style="dim")
+
+
+def interval(reading: Mapping[str, Any]) -> str:
+    """Both ends to the second significant digit of their distance; empty where there are none.
+
+    >>> interval({"low": 0.41234, "high": 0.43999})
+    '0.412 – 0.440'
+    """
+    low, high = reading["low"], reading["high"]
+    if low is None or high is None:
+        return ""
+    width = high - low
+    decimals = min(12, max(0, 1 - math.floor(math.log10(width)))) if width > 0 else 3
+    return f"{low:.{decimals}f} – {high:.{decimals}f}"
 
 
 def _null(reading: Mapping[str, Any]) -> str:
@@ -166,7 +214,8 @@ def _z(reading: Mapping[str, Any]) -> str:
 def _cell(reading: Mapping[str, Any]) -> Text:
     """Value and z_null, short enough for eleven columns."""
     value = "–" if reading["value"] is None else f"{reading['value']:.3g}"
-    return Text(value).append(f" {_z(reading)}" if _z(reading) else "", style="dim")
+    text = Text(value).append(f" {_z(reading)}" if _z(reading) else "", style="dim")
+    return text.append(f"\n{span}" if (span := interval(reading)) else "", style="dim")
 
 
 def _rankings(rankings: Sequence[Mapping[str, Any]]) -> Table:

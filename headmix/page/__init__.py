@@ -16,6 +16,7 @@ from headmix import __version__
 from headmix.files import whole_file
 from headmix.page import findings, glossary, payload, summary
 from headmix.registry import TRANSFORMATIONS
+from headmix.terminal import interval
 
 #: In the order in which they build on each other; together they are the page's one script.
 _SCRIPTS = ("data.js", "dom.js", "draw.js", "panels.js", "card.js", "page.js")
@@ -50,7 +51,9 @@ def render(ds: xr.Dataset) -> str:
         quantised=summary.quantised(ds),
         facts=summary.facts(ds),
         findings=findings.find(ds),
-        rows=summary.rows(ds),
+        tables=summary.tables(ds),
+        on_text="n_tokens" in ds,
+        interrupted=ds.attrs.get("interrupted", ""),
         left_out=summary.left_out(ds),
         notes=summary.notes(ds),
         glossary=glossary.entries(ds),
@@ -106,7 +109,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": _number, "null": _null_text}
+    environment.filters |= {"number": _number, "null": _null_text, "interval": _interval_text}
     return environment.from_string(_asset("template.html"))
 
 
@@ -116,6 +119,11 @@ def _null_text(row: summary.Row) -> str:
         return _number(row.null_mean)
     decimals = max(0, 1 - math.floor(math.log10(row.null_sd)))
     return f"{row.null_mean:.{decimals}f} ± {row.null_sd:.{decimals}f}".replace("-", "−")
+
+
+def _interval_text(row: summary.Row) -> str:
+    """Both ends, as the cards have them; a dash where there are none."""
+    return interval({"low": row.low, "high": row.high}).replace("-", "−") or "–"
 
 
 def _number(value: float | None, digits: int = 4) -> str:

@@ -8,6 +8,7 @@ import xarray as xr
 
 from headmix.page.summary import Row, link, place, rows
 from headmix.shapes import Measured
+from headmix.terminal import interval
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ def find(ds: xr.Dataset) -> list[Finding]:
         "ov_stable_rank": _rank,
         "composition_v": _composition,
         "ov_copying": _copying,
+        "loo_r2": _predicted,
+        "interference_ratio": _cancelling,
+        "cka": _alike,
     }
     told = (say(ds, by_name[n]) for n, say in sentences.items() if n in by_name)
     return [finding for finding in told if finding is not None]
@@ -97,6 +101,94 @@ def _copying(ds: xr.Dataset, row: Row) -> Finding | None:
         row.link,
         row.place,
     )
+
+
+def _predicted(ds: xr.Dataset, row: Row) -> Finding | None:
+    if row.null_mean is None:
+        return None
+    measured = Measured.of(ds, row.name)
+    best = largest(measured.value, 3)
+    value, more = _said(measured, best[0]), _and(ds, measured, best[1:])
+    return Finding(
+        f"The other heads of its layer predict what this head writes better than any other: "
+        f"held-out R² {value}, where predictors of pure noise give {row.null_mean:.2f}. Next come "
+        f"{more}; the mean over {row.n} heads is {row.mean:.2f}.{_read(ds)}".replace(" -", " −"),
+        link(ds, best[0]),
+        place(ds, best[0]),
+    )
+
+
+def _cancelling(ds: xr.Dataset, row: Row) -> Finding | None:
+    measured = Measured.of(ds, row.name)
+    (at,) = largest(-measured.value, 1)
+    lowest = float(measured.value.isel(at))
+    if measured.mean is None or measured.sd is None:
+        return None
+    mean, sd = float(measured.mean.isel(at)), float(measured.sd.isel(at))
+    below = int((measured.value < measured.mean).sum())
+    what = (
+        "The heads of this layer cancel most"
+        if lowest < mean
+        else "In no layer do the heads cancel; they add up least here"
+    )
+    return Finding(
+        f"{what}: their sum varies {_said(measured, at)} times as much as they do one by one, "
+        f"against {mean:.2f} (sd {sd:.2f}) were each turned at random. {below} of {row.n} layers "
+        f"lie below that null; the mean is {row.mean:.2f}.{_read(ds)}",
+        link(ds, at),
+        place(ds, at),
+    )
+
+
+def _alike(ds: xr.Dataset, row: Row) -> Finding | None:
+    measured = Measured.of(ds, row.name).without_self()
+    first, *rest = largest(measured.value, 6)[::2]  # each pair is there twice
+    if row.null_mean is None or row.null_sd is None:
+        return None
+    weights = ""
+    if "projection_kernel" in ds:
+        overlap = Measured.of(ds, "projection_kernel")
+        weights = f" Their write subspaces overlap by {float(overlap.value.isel(first)):.1%}"
+        if overlap.mean is not None:
+            weights += f" (null {float(overlap.mean.isel(first)):.1%})"
+        weights += "."
+    return Finding(
+        f"These two heads find the same tokens alike more than any other pair of a layer: debiased "
+        f"CKA {_said(measured, first)}, {row.null_mean:.2f} (sd {row.null_sd:.4f}) for independent "
+        f"heads on independent tokens.{weights} Next come {_and(ds, measured, rest)}; the mean "
+        f"over {row.n} pairs is {row.mean:.2f}.{_read(ds)}",
+        link(ds, first),
+        place(ds, first),
+    )
+
+
+def largest(value: xr.DataArray, n: int) -> list[dict[str, int]]:
+    """The places of the n largest values, the largest first."""
+    filled = np.nan_to_num(value.values, nan=-np.inf)
+    order = np.argsort(-filled, axis=None, kind="stable")[: min(n, int(np.isfinite(value).sum()))]
+    index = zip(*np.unravel_index(order, value.shape), strict=True)
+    return [dict(zip(map(str, value.dims), map(int, at), strict=True)) for at in index]
+
+
+def _said(measured: Measured, at: dict[str, int]) -> str:
+    """A number with its interval."""
+    value = f"{float(measured.value.isel(at)):.2f}"
+    if measured.low is None or measured.high is None:
+        return value
+    ends = {"low": float(measured.low.isel(at)), "high": float(measured.high.isel(at))}
+    return f"{value} (95 % interval {interval(ends)})".replace("-", "−")
+
+
+def _and(ds: xr.Dataset, measured: Measured, places: list[dict[str, int]]) -> str:
+    return " and ".join(f"{place(ds, at)} with {_said(measured, at)}" for at in places) or "no more"
+
+
+def _read(ds: xr.Dataset) -> str:
+    """How much text that rests on."""
+    if "n_tokens" not in ds:
+        return ""
+    tokens, documents = float(ds.n_tokens.max()), float(ds.n_documents.max())
+    return f" On {tokens:,.0f} tokens of {documents:,.0f} documents."
 
 
 def _relation(value: float, null: float) -> str:

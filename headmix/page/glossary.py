@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import xarray as xr
 
-from headmix.shapes import metric_names
+from headmix.collector import WITHIN_POSITION
+from headmix.shapes import group_of, metric_names
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,18 @@ class Entry:
     reference: str
     family: str
     text: str
+    within_position: bool
+    on_text: bool
 
 
 def entries(ds: xr.Dataset) -> list[Entry]:
     """One entry a metric, in the order of the Dataset."""
-    return [_entry(name, ds[name].attrs) for name in metric_names(ds)]
+    return [_entry(ds, name) for name in metric_names(ds, within_position=False)]
 
 
-def _entry(name: str, attrs: dict[str, str]) -> Entry:
+def _entry(ds: xr.Dataset, name: str) -> Entry:
+    attrs = ds[name].attrs
+
     def get(key: str) -> str:
         return str(attrs.get(key, ""))
 
@@ -45,6 +50,8 @@ def _entry(name: str, attrs: dict[str, str]) -> Entry:
         reference=get("reference"),
         family=get("family"),
         text=_prose(get("doc")),
+        within_position=name + WITHIN_POSITION in ds,
+        on_text=group_of(ds[name]) == "text",
     )
 
 

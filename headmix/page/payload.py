@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from headmix.collector import WITHIN_POSITION
 from headmix.plots import SCALES
-from headmix.shapes import metric_names, shape_of
+from headmix.shapes import group_of, metric_names, shape_of
 
 #: Where a script element's content could end or a string literal break.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -19,14 +20,14 @@ _PARTNERS = 6
 
 
 def plain(ds: xr.Dataset) -> dict[str, Any]:
-    """Everything the figures need: metrics with their nulls, labels of the axes, colour scales."""
+    """What the figures need: metrics, their nulls and intervals, labels of axes, colour scales."""
     return {
         "layers": [str(n) for n in ds.layer.values],
         "labels": {str(dim): _labels(ds, str(dim)) for dim in ds.dims},
         "heads": ds.sizes.get("head", 0),
         "kv_of_head": ds.kv_of_head.values.tolist() if "kv_of_head" in ds else [],
         "valid": ds.valid.values.tolist() if "valid" in ds else [True] * ds.sizes["layer"],
-        "metrics": [_metric(ds, name) for name in metric_names(ds)],
+        "metrics": [_metric(ds, name) for name in metric_names(ds, within_position=False)],
         "scales": SCALES,
     }
 
@@ -40,16 +41,21 @@ def _metric(ds: xr.Dataset, name: str) -> dict[str, Any]:
     variable = ds[name]
     shape = shape_of(variable)
     kept = _strongest(variable) if shape == "cross" and variable.size > _MOST_PAIRS else None
-    low = str(variable.attrs.get("range", "")).strip("[").split(",")[0]
+    least = str(variable.attrs.get("range", "")).strip("[").split(",")[0]
+    within = name + WITHIN_POSITION
     return {
         "name": name,
         "title": variable.attrs["title"],
         "unit": variable.attrs.get("units", ""),
         "shape": shape,
-        "signed": low.startswith(("-", "−")),
+        "group": group_of(variable),
+        "signed": least.startswith(("-", "−")),
         "value": _words(variable) if shape == "text" else _numbers(variable, kept),
         "mean": _null(ds, name + "_null_mean", kept),
         "sd": _null(ds, name + "_null_sd", kept),
+        "low": _numbers(ds[name + "_low"], kept) if name + "_low" in ds else None,
+        "high": _numbers(ds[name + "_high"], kept) if name + "_high" in ds else None,
+        "within": _metric(ds, within) | {"name": name} if within in ds else None,
     }
 
 

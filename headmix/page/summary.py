@@ -9,7 +9,8 @@ from urllib.parse import urlencode
 import numpy as np
 import xarray as xr
 
-from headmix.shapes import UNITS, Measured, metric_names, shape_of
+from headmix.collector import WITHIN_POSITION
+from headmix.shapes import UNITS, Measured, group_of, metric_names, shape_of
 
 _QUANTISED = re.compile(r"\bi?q[1-8]_\w+|\bnf4\b|\bint[48]\b|[48][- ]?bit|quanti[sz]ed", re.I)
 
@@ -29,17 +30,36 @@ class Row:
     link: str
     value: float
     z_null: float | None
+    low: float | None
+    high: float | None
 
 
 def rows(ds: xr.Dataset) -> list[Row]:
     """A line for each numeric metric that counts heads, pairs or layers."""
-    kinds = {n: shape_of(ds[n]) for n in metric_names(ds)}
-    return [
-        row
-        for name, kind in kinds.items()
-        if kind in ("profile", "map", "matrix", "cross")
-        if (row := _row(ds, name)) is not None
-    ]
+    return _rows(ds, metric_names(ds, within_position=False))
+
+
+def tables(ds: xr.Dataset) -> list[tuple[str, list[Row]]]:
+    """The lines under a heading each: from weights, on text, and with position taken out."""
+    plain = metric_names(ds, within_position=False)
+    parts = {
+        "From the weights": [n for n in plain if group_of(ds[n]) == "weights"],
+        "On text": [n for n in plain if group_of(ds[n]) == "text"],
+        "On text, what position explains taken out": metric_names(ds, within_position=True),
+    }
+    made = {heading: _rows(ds, names) for heading, names in parts.items()}
+    return [(heading, lines) for heading, lines in made.items() if lines]
+
+
+def _title(ds: xr.Dataset, name: str) -> str:
+    """What a metric is called; the heading says already whether position is taken out."""
+    plain = name.removesuffix(WITHIN_POSITION)
+    return str(ds[plain if plain in ds else name].attrs["title"])
+
+
+def _rows(ds: xr.Dataset, names: list[str]) -> list[Row]:
+    drawn = [n for n in names if shape_of(ds[n]) in ("profile", "map", "matrix", "cross")]
+    return [row for name in drawn if (row := _row(ds, name)) is not None]
 
 
 def _row(ds: xr.Dataset, name: str) -> Row | None:
@@ -56,7 +76,7 @@ def _row(ds: xr.Dataset, name: str) -> Row | None:
     flat = int(np.nanargmax(distance.values))
     at = dict(zip(value.dims, np.unravel_index(flat, value.shape), strict=True))
     return Row(
-        title=ds[name].attrs["title"],
+        title=_title(ds, name),
         name=name,
         n=n // 2 if shape_of(value) == "matrix" and _symmetric(value) else n,
         mean=float(value.mean()),
@@ -67,7 +87,13 @@ def _row(ds: xr.Dataset, name: str) -> Row | None:
         link=link(ds, at),
         value=float(value.isel(at)),
         z_null=None if z is None else float(z.isel(at)),
+        low=_at(measured.low, at),
+        high=_at(measured.high, at),
     )
+
+
+def _at(array: xr.DataArray | None, at: dict[Any, Any]) -> float | None:
+    return None if array is None else float(array.isel(at))
 
 
 def _share_beyond(z: np.ndarray) -> float | None:
@@ -125,12 +151,16 @@ def facts(ds: xr.Dataset) -> list[tuple[str, str]]:
     for name in ("d_head", "d_model"):
         if name in ds:
             found.append((name, _span(ds[name].values)))
-    return [*found, ("weights", ds.attrs.get("processing", "not said"))]
+    found.append(("weights", ds.attrs.get("processing", "not said")))
+    if "n_tokens" in ds:
+        found += [("tokens of text", _span(ds.n_tokens.values))]
+        found += [("documents", _span(ds.n_documents.values))]
+    return found
 
 
 def _span(values: Any) -> str:
     low, high = int(np.min(values)), int(np.max(values))
-    return str(low) if low == high else f"{low} – {high}"
+    return f"{low:,}" if low == high else f"{low:,} – {high:,}"
 
 
 def left_out(ds: xr.Dataset) -> list[tuple[str, str, str]]:
@@ -169,7 +199,19 @@ def _where(some: list[str], layers: list[str]) -> str:
 
 def provenance(ds: xr.Dataset) -> dict[str, str]:
     """How these numbers came to be, flattened for a table."""
-    known = {"model": "model", "processing": "weights", "seed": "seed", "headmix_format": "format"}
+    known = {
+        "model": "model",
+        "processing": "weights",
+        "seed": "seed",
+        "headmix_format": "format",
+        "text": "text",
+        "text_sha256": "SHA-256 of the text",
+        "text_rule": "which tokens count",
+        "text_unknown_tokens": "tokens unknown to the tokenizer",
+        "folds": "folds of documents",
+        "plan": "pass over the text",
+        "interrupted": "interrupted",
+    }
     own = {label: str(ds.attrs[name]) for name, label in known.items() if name in ds.attrs}
     versions = ", ".join(f"{k} {v}" for k, v in _json(ds, "versions").items())
     rest = {k: v for k, v in _json(ds, "provenance").items() if k not in own}

@@ -8,7 +8,7 @@ function drawCard() {
     body.replaceChildren(element("p", { class: "notice" }, "This layer is invalid; see “Left out”."));
     return;
   }
-  body.replaceChildren(...[group(layer, head), numbers(layer, head), ...nearest(layer, head), ...words(layer, head), ...composed(layer, head)].filter(Boolean));
+  body.replaceChildren(...[group(layer, head), ...numbers(layer, head), ...nearest(layer, head), ...words(layer, head), ...composed(layer, head)].filter(Boolean));
 }
 
 function group(layer, head) {
@@ -19,24 +19,35 @@ function group(layer, head) {
   return element("p", { class: "small" }, `Shares KV head ${kv[head]} with `, ...joined(shared.map((h) => chooser(`H${DATA.labels.head[h]}`, layer, h))), ".");
 }
 
+/* The head's own numbers and the means over its pairs, those from the weights apart. */
 function numbers(layer, head) {
-  const rows = metricsOf("map").map((metric) => {
-    const found = perHead(metric, layer, head);
-    return [metric.title, ...numbersOf(found)];
+  return Object.entries(GROUPS).map(([group, title]) => {
+    const rows = (...shapes) => metricsOf(...shapes).filter((metric) => metric.group === group)
+      .map((metric) => [metric.title, ...numbersOf(perHead(metric, layer, head, "mean"))]);
+    const [own, shared] = [rows("map"), rows("matrix")];
+    if (!own.length && !shared.length) return null;
+    const between = shared.length ? [[element("i", {}, "mean over its pairs"), "", "", ""]] : [];
+    return titled(title, table(HEAD(), [...own, ...between, ...shared]), "readings");
   });
-  const shared = metricsOf("matrix").map((metric) => {
-    const found = perHead(metric, layer, head, "mean");
-    return [`${metric.title}, mean over the others`, ...numbersOf(found)];
-  });
-  const all = [...rows, ...shared];
-  return all.length ? table(HEAD(), all) : null;
 }
 
 const HEAD = () => ["", "value", "null ± sd", zNull()];
 
 /* Value, null and distance, as the card's tables show them. */
 function numbersOf(found) {
-  return [element("span", { class: "n" }, number(found.value, 3)), element("span", { class: "n" }, nullText(found)), distance(found)];
+  return [withInterval(found), nullLines(found), distance(found)];
+}
+
+/* The null's mean, and its sd under it. */
+function nullLines(found) {
+  const [mean, sd] = nullText(found).split(" ± ");
+  return element("span", { class: "n" }, mean, ...(sd ? [element("small", {}, `± ${sd}`)] : []));
+}
+
+/* A value with its interval under it. */
+function withInterval(found) {
+  const span = intervalText(found);
+  return element("span", { class: "n" }, number(found.value, 3), ...(span ? [element("small", {}, span)] : []));
 }
 
 /* The distance from the null as a number with a bar, which stops at ± 6. */

@@ -12,8 +12,8 @@ function decode(array) {
   return array;
 }
 
-for (const metric of DATA.metrics) {
-  for (const part of ["value", "mean", "sd"]) metric[part] = decode(metric[part]);
+for (const metric of DATA.metrics.flatMap((m) => [m, m.within]).filter(Boolean)) {
+  for (const part of ["value", "mean", "sd", "low", "high"]) metric[part] = decode(metric[part]);
 }
 
 /* One entry of an array: `at` gives the index along each axis, and may name axes it lacks. Arrays
@@ -25,12 +25,11 @@ function entry(array, at) {
   return (array.words || array.numbers)[flat];
 }
 
-/* Value, null mean, null sd and distance from the null at one place; NaN where there is none. */
+/* Value, null mean and sd, interval, and distance from the null at one place; NaN where there is
+   none. */
 function look(metric, at) {
-  const value = entry(metric.value, at);
-  const mean = metric.mean ? entry(metric.mean, at) : NaN;
-  const sd = metric.sd ? entry(metric.sd, at) : NaN;
-  return { at, value, mean, sd, z: sd > 0 ? (value - mean) / sd : NaN };
+  const [value, mean, sd, low, high] = [metric.value, metric.mean, metric.sd, metric.low, metric.high].map((part) => (part ? entry(part, at) : NaN));
+  return { at, value, mean, sd, low, high, z: sd > 0 ? (value - mean) / sd : NaN };
 }
 
 function size(metric, dim) {
@@ -107,26 +106,35 @@ function groupByHead(metric) {
 }
 
 /* One number for a head: as it is, or its pairs reduced to their mean or to their largest.
-   A mean or a largest has a spread of its own, so the null's sd does not apply to it. */
+   A mean or a largest has a spread of its own, so the null's sd and the interval do not apply. */
 function perHead(metric, layer, head, over) {
   if (metric.shape === "map") return look(metric, { layer, [unit(metric)]: unitOf(metric, layer, head) });
   const own = partners(metric, layer, head);
   const mean = average(own.map((p) => p.mean));
   const values = own.map((p) => p.value);
   const value = over === "max" && own.length ? Math.max(...values) : average(values);
-  return { at: { layer, head }, value, mean, sd: NaN, z: NaN };
+  return { ...NOTHING, at: { layer, head }, value, mean };
 }
 
 function average(numbers) {
   return numbers.length ? numbers.reduce((a, b) => a + b, 0) / numbers.length : NaN;
 }
 
-function metricsOf(...shapes) {
+/* A metric as it is, or with position taken out where that is wanted and was measured. */
+function asWanted(metric) {
+  return (state.position === "out" && metric?.within) || metric;
+}
+
+function ofShape(...shapes) {
   return shapes.flatMap((shape) => DATA.metrics.filter((metric) => metric.shape === shape));
 }
 
+function metricsOf(...shapes) {
+  return ofShape(...shapes).map(asWanted);
+}
+
 function named(name) {
-  return DATA.metrics.find((metric) => metric.name === name);
+  return asWanted(DATA.metrics.find((metric) => metric.name === name));
 }
 
 function headExists(layer, head) {
@@ -147,6 +155,13 @@ function number(value, digits = 4) {
     ? value.toExponential(2)
     : String(Number(value.toPrecision(digits)));
   return text.replace("-", "−");
+}
+
+/* Both ends, to the second significant digit of their distance. */
+function intervalText({ low, high }) {
+  if (!(high >= low)) return "";
+  const decimals = high > low ? Math.min(12, Math.max(0, 1 - Math.floor(Math.log10(high - low)))) : 3;
+  return `${low.toFixed(decimals)} – ${high.toFixed(decimals)}`.replace(/-/g, "−");
 }
 
 /* Mean ± sd, both to the second significant digit of the sd. */

@@ -35,6 +35,16 @@ function chooser(text, layer, head) {
   return element("button", { type: "button", class: "place", onclick: () => choose({ layer, head }) }, text);
 }
 
+/* Options under the heading of their group, where there is more than one. */
+function grouped(offered) {
+  const option = ([value, text]) => element("option", { value }, text);
+  const groups = [...new Set(offered.map(([, , group]) => group))];
+  if (groups.length < 2) return offered.map(option);
+  return groups.map((group) => element("optgroup", { label: GROUPS[group] }, ...offered.filter((o) => o[2] === group).map(option)));
+}
+
+const GROUPS = { weights: "From the weights", text: "On text" };
+
 /* Offer options in a select; no options means that the choice does not apply now. */
 function fill(select, offered, chosen) {
   select.closest("label").hidden = !offered;
@@ -42,7 +52,7 @@ function fill(select, offered, chosen) {
   const key = JSON.stringify(offered);
   if (select.dataset.options !== key) {
     select.dataset.options = key;
-    select.replaceChildren(...offered.map(([value, text]) => element("option", { value }, text)));
+    select.replaceChildren(...grouped(offered));
   }
   select.value = String(chosen);
   select.disabled = offered.length < 2;

@@ -54,6 +54,7 @@ function layout(height, more) {
 function hover(where, metric, found) {
   const lines = [`<b>${plain(where)}</b>`, `${quantity(metric)}  ${number(found.value)}`];
   if (!Number.isNaN(found.mean)) lines.push(`null  ${nullText(found)}`);
+  if (intervalText(found)) lines.push(`95 %  ${intervalText(found)}`);
   if (!Number.isNaN(found.z)) lines.push(`z<sub>null</sub>  ${number(found.z, 3)}`);
   return lines.join("<br>");
 }
@@ -112,6 +113,12 @@ function grid({ metric, cells, show = "value", rows, columns, rowTitle, columnTi
   };
 }
 
+/* The interval as whiskers. */
+function whiskers(found, name) {
+  if (!found.some((f) => intervalText(f))) return {};
+  return { error_y: { type: "data", symmetric: false, array: found.map((f) => f.high - f.value), arrayminus: found.map((f) => f.value - f.low), color: colour(name), thickness: 1.5, width: 3 } };
+}
+
 function nullBand(x, nulls) {
   if (nulls.every((c) => Number.isNaN(c.mean))) return [];
   const traces = [];
@@ -138,12 +145,12 @@ function depthFigure({ metric, layers, means, dots, nulls, ringed }) {
   traces.push({
     type: "scatter", mode: "lines+markers", name: dots.length ? "mean over heads" : "layer", showlegend: true, x, y: means.map((m) => m.value),
     text: means.map((m, i) => hover(layers[i], metric, m)), hovertemplate: "%{text}<extra></extra>",
-    line: { color: colour("accent"), width: 2 }, marker: { size: dots.length ? 1 : 7 },
+    line: { color: colour("accent"), width: 2 }, marker: { size: dots.length ? 1 : 7 }, ...whiskers(means, "accent"),
   });
   if (ringed) {
     traces.push({
       type: "scatter", mode: "markers", name: "chosen head", showlegend: true, x: [ringed.x], y: [ringed.value], hoverinfo: "skip",
-      marker: { size: 13, symbol: "circle-open", color: colour("warm"), line: { width: 2.5 } },
+      marker: { size: 13, symbol: "circle-open", color: colour("warm"), line: { width: 2.5 } }, ...whiskers([ringed], "warm"),
     });
   }
   return {
@@ -152,7 +159,7 @@ function depthFigure({ metric, layers, means, dots, nulls, ringed }) {
       showlegend: true, margin: { l: 56, r: 12, t: 30, b: 44 },
       xaxis: axis("layer", layers, { range: [-0.5, layers.length - 0.5], showgrid: false }), yaxis: axis(quantity(metric)),
     }),
-    table: () => table(["layer", metric.title, "null ± sd", zNull()], means.map((m, i) => [layers[i], m.value, nullText(nulls[i]), dots.length ? "–" : number(m.z, 3)])),
+    table: () => table(["layer", metric.title, "95 %", "null ± sd", zNull()], means.map((m, i) => [layers[i], m.value, intervalText(m) || "–", nullText(nulls[i]), dots.length ? "–" : number(m.z, 3)])),
   };
 }
 

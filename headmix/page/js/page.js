@@ -1,8 +1,8 @@
 /* State in, page out: choose() changes the state, render() shows it. */
 
-const first = (...shapes) => metricsOf(...shapes)[0]?.name;
+const first = (...shapes) => ofShape(...shapes)[0]?.name;
 
-const DEFAULTS = { over: "mean", scale: "value" };
+const DEFAULTS = { over: "mean", scale: "value", position: "in" };
 
 const state = {
   layer: Math.max(0, DATA.valid.indexOf(true)), head: 0,
@@ -36,6 +36,7 @@ function readAddress() {
   for (const name of Object.keys(state)) if (said.has(name)) change[name] = said.get(name);
   if ("layer" in change) change.layer = DATA.layers.indexOf(change.layer);
   if ("head" in change) change.head = Number(change.head);
+  if (!POSITIONS.some(([value]) => value === change.position)) delete change.position;
   if (!(change.layer >= 0)) delete change.layer;
   if (!Number.isInteger(change.head) || !(change.head >= 0 && change.head < DATA.heads)) delete change.head;
   Object.assign(state, change);
@@ -43,8 +44,11 @@ function readAddress() {
   return said.has("layer");
 }
 
+const POSITIONS = [["in", "as it is"], ["out", "taken out"]];
+
 function render() {
   const offered = Object.assign(
+    { position: DATA.metrics.some((metric) => metric.within) ? POSITIONS : null },
     { layer: DATA.layers.map((name, i) => [String(i), name]), head: range(DATA.heads).filter((h) => headExists(state.layer, h)).map((h) => [String(h), DATA.labels.head[h]]) },
     ...Object.values(PANELS).map((panel) => panel.offers()),
   );
@@ -78,7 +82,7 @@ function keepOutMapStyles(source) {
 const CONFIG = { displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: "", modeBarButtons: [["toImage"]], toImageButtonOptions: { format: "svg" } };
 
 async function show(id, panel) {
-  const drawn = JSON.stringify([theme(), ...panel.depends.map((name) => state[name])]);
+  const drawn = JSON.stringify([theme(), state.position, ...panel.depends.map((name) => state[name])]);
   if (panel.drawn === drawn) return;
   panel.drawn = drawn;
   const figure = panel.draw();

@@ -40,7 +40,7 @@ const PANELS = {
       const dots = places(metric, ["layer", u]).map((at) => ({ ...look(metric, at), x: at.layer, where: placeName(at) })).filter((d) => !Number.isNaN(d.value));
       const means = DATA.layers.map((_, layer) => {
         const own = dots.filter((d) => d.x === layer);
-        return { value: average(own.map((d) => d.value)), mean: average(own.map((d) => d.mean)), sd: average(own.map((d) => d.sd)), z: NaN };
+        return { value: average(own.map((d) => d.value)), mean: average(own.map((d) => d.mean)), sd: average(own.map((d) => d.sd)), low: NaN, high: NaN, z: NaN };
       });
       const ringed = dots.find((d) => d.x === state.layer && d.at[u] === unitOf(metric, state.layer, state.head));
       return depthFigure({ metric, layers: DATA.layers, means, dots, nulls: means, ringed });
@@ -64,6 +64,7 @@ const PANELS = {
       const own = unitOf(metric, state.layer, state.head);
       const title = u === "kv_head" ? "KV head" : "head";
       const figure = grid({ metric, cells, rows: labels, columns: labels, rowTitle: title, columnTitle: `other ${title}` });
+      byId("pairs-furthest").replaceChildren(furthest(metric, state.layer));
       figure.layout.shapes = [{ type: "rect", x0: -0.5, x1: labels.length - 0.5, y0: own - 0.5, y1: own + 0.5, line: { color: colour("ink"), width: 2 } }];
       return figure;
     },
@@ -121,7 +122,7 @@ function ways(metric) {
 }
 
 function options(metrics) {
-  return metrics.map((metric) => [metric.name, metric.title]);
+  return metrics.map((metric) => [metric.name, metric.title, metric.group]);
 }
 
 function largest(metric, layer, layer_b) {
@@ -133,7 +134,7 @@ function largest(metric, layer, layer_b) {
   return metric.largest.get(`${layer},${layer_b}`);
 }
 
-const NOTHING = { value: NaN, mean: NaN, sd: NaN, z: NaN };
+const NOTHING = { value: NaN, mean: NaN, sd: NaN, low: NaN, high: NaN, z: NaN };
 
 function layersFigure(metric) {
   const cells = DATA.layers.map((_, i) => DATA.layers.map((_, j) => {
@@ -153,6 +154,21 @@ function partnersFigure(metric) {
     return { ...look(metric, at), where: `${placeName(at)} → ${placeName(at, "_b")}` };
   }));
   return grid({ metric, cells, rows: DATA.layers, columns: DATA.labels[u], rowTitle: "layer", columnTitle: "other head", upwards: true, ringed: [own.layer, own[u]] });
+}
+
+/* The pairs of a layer furthest from their null, with what the other metrics say of them. */
+function furthest(metric, layer, n = 12) {
+  const u = unit(metric);
+  const others = metricsOf("matrix").filter((other) => other.name !== metric.name && unit(other) === u);
+  const mirrored = (p) => look(metric, { ...p.at, [u]: p.at[u + "_b"], [u + "_b"]: p.at[u] }).value;
+  const same = (p) => Math.abs(mirrored(p) - p.value) <= 1e-4 * Math.abs(p.value);
+  const once = pairs(metric).filter((p) => p.at.layer === layer && (p.at[u] < p.at[u + "_b"] || !same(p)));
+  const distance = (p) => Math.abs(Number.isNaN(p.mean) ? p.value : Number.isNaN(p.z) ? p.value - p.mean : p.z);
+  const rows = once.sort((a, b) => distance(b) - distance(a)).slice(0, n).map((p) => [
+    element("span", { class: "ends" }, chooser(placeName(p.at), layer, headOf(metric, layer, p.at[u])), " – ", chooser(placeName(p.at, "_b"), layer, headOf(metric, layer, p.at[u + "_b"]))),
+    withInterval(p), nullLines(p), p.z, ...others.map((other) => withInterval(look(other, p.at))),
+  ]);
+  return table(["pair", metric.title, "null ± sd", zNull(), ...others.map((other) => other.title)], rows);
 }
 
 function strongest(metric, n = 12) {
