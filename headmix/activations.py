@@ -1,12 +1,13 @@
 """Activations: text through the model once, layer groups that fit in memory, resume, interrupts."""
 
 import hashlib
+import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from headmix.attention import AttentionPatterns
 from headmix.capture import Batch, capture
 from headmix.files import whole_file
 from headmix.heads import Heads
@@ -30,7 +32,7 @@ class Plan:
 
     Attributes:
         groups: the layers of each pass; several where all do not fit.
-        layer_bytes: the size of one layer's Moments.
+        layer_bytes: the size of one layer's sums.
         batches: forward passes for each group; None where a user's batches do not say.
         tokens: tokens that count; None likewise.
     """
@@ -56,6 +58,7 @@ def plan(
     folds: int,
     positions: int = 0,
     memory: float | None = None,
+    kinds: Collection[str] = ("moments",),
 ) -> Plan:
     """Which layers to take together.
 
@@ -65,6 +68,7 @@ def plan(
         folds: folds of documents.
         positions: positions whose means are kept.
         memory: bytes that the sums may take; all layers go together where None.
+        kinds: which sums are kept: "moments", "attention".
 
     Raises:
         ValueError: not even one layer fits, or several passes are needed over batches that can be
@@ -74,7 +78,8 @@ def plan(
     for name, h in heads.items():
         H, concat = h.n_heads, h.n_heads * h.d_head
         sums = concat * (1 + concat + H + positions) + H * (2 + H) + positions + 3
-        sizes[name] = 8 * folds * sums
+        patterns = 2 * H * (1 + H) + 4
+        sizes[name] = 8 * folds * (sums * ("moments" in kinds) + patterns * ("attention" in kinds))
     groups: list[list[str]] = [[]]
     for name, size in sizes.items():
         if memory is not None and size > memory:
@@ -94,6 +99,35 @@ def plan(
     return Plan(tuple(map(tuple, groups)), sizes, batches.n_batches, batches.n_tokens)
 
 
+@dataclass
+class Seen:
+    """What is known of each layer from a pass over text.
+
+    Attributes:
+        moments: what its heads did, where that is kept.
+        attention: where its heads looked, where that is kept and can be had.
+        unseen: why it cannot be had, for the other layers.
+    """
+
+    moments: dict[str, Moments] = field(default_factory=dict)
+    attention: dict[str, AttentionPatterns] = field(default_factory=dict)
+    unseen: dict[str, str] = field(default_factory=dict)
+
+    def add(self, model: AttentionModel, heads: Mapping[str, Heads], batch: Batch) -> None:
+        """Run one more batch."""
+        reasons = capture(model, [batch], heads, self.moments, self.attention)
+        self.unseen |= reasons
+        for layer in reasons:
+            del self.attention[layer]
+
+    def counts(self, layer: str) -> tuple[float, float]:
+        """Tokens and documents that were seen."""
+        for sums in (self.moments.get(layer), self.attention.get(layer)):
+            if sums is not None:
+                return sums.n, float(sums.documents.sum())
+        return 0.0, 0.0
+
+
 def accumulate(
     model: AttentionModel,
     heads: Mapping[str, Heads],
@@ -101,11 +135,12 @@ def accumulate(
     *,
     folds: int,
     positions: int = 0,
+    kinds: Collection[str] = ("moments",),
     checkpoint: Path | None = None,
     seconds: float = 30.0,
     done: Callable[[int, int], None] | None = None,
-) -> tuple[dict[str, Moments], int]:
-    """The Moments of a group of layers over all batches.
+) -> tuple[Seen, bool]:
+    """The sums of a group of layers over all batches, of all kinds in one pass.
 
     With a checkpoint, the sums are written there every so often, whole or not at
     all; a later call with the same model, layers and batches goes on from it and ends with the
@@ -120,18 +155,19 @@ def accumulate(
         batches: what to run.
         folds: folds of documents.
         positions: positions whose means are kept.
+        kinds: which sums are kept: "moments", "attention".
         checkpoint: where to keep the state; None keeps none.
         seconds: between two checkpoints.
         done: called with (tokens seen, tokens in all) after each batch.
 
     Returns:
-        The Moments by layer, and whether a SIGINT ended the pass.
+        The sums by layer, and whether a SIGINT ended the pass.
 
     Raises:
         ValueError: no batches, or a checkpoint that is none or is of another run.
         OSError: the checkpoint cannot be written.
     """
-    identity = _identity(model, heads, folds, positions)
+    identity = _identity(model, heads, folds, positions, kinds)
     state = _State.read(checkpoint, identity) if checkpoint else None
     seen, digest = 0, ""
     saved = time.monotonic()
@@ -140,12 +176,13 @@ def accumulate(
             seen += batch.tokens
             digest = _chain(digest, batch)
             if state is None:
-                state = _State(identity, _nothing_yet(model, heads, batch, folds, positions))
+                nothing = _nothing_yet(model, heads, batch, folds, positions, kinds)
+                state = _State(identity, nothing)
             if number + 1 == state.batches and digest != state.digest:
                 raise _another_run(checkpoint)
             if number < state.batches:
                 continue
-            capture(model, [batch], heads, state.moments)
+            state.seen.add(model, heads, batch)
             state.batches, state.digest = number + 1, digest
             if done:
                 done(seen, batches.n_tokens or 0)
@@ -160,29 +197,43 @@ def accumulate(
         raise _another_run(checkpoint)  # it holds more batches than there are
     if checkpoint:
         state.write(checkpoint)
-    return state.moments, interrupted()
+    return state.seen, interrupted()
 
 
 def _nothing_yet(
-    model: AttentionModel, heads: Mapping[str, Heads], batch: Batch, folds: int, positions: int
-) -> dict[str, Moments]:
+    model: AttentionModel,
+    heads: Mapping[str, Heads],
+    batch: Batch,
+    folds: int,
+    positions: int,
+    kinds: Collection[str],
+) -> Seen:
     """Empty sums, about each layer's mean of z over one batch: near enough to that over all."""
+    seen = Seen()
+    if "attention" in kinds:
+        seen.attention = {
+            name: AttentionPatterns.zeros(h.n_heads, folds=folds) for name, h in heads.items()
+        }
+    if "moments" not in kinds:
+        return seen
     once = {name: Moments.zeros(h.W_O, folds=batch.fold + 1) for name, h in heads.items()}
     capture(model, [batch], heads, once)
-    return {
-        name: Moments.zeros(
-            h.W_O,
-            folds=folds,
-            pivot=once[name].mean if once[name].n else None,
-            positions=positions,
-        )
-        for name, h in heads.items()
-    }
+    for name, h in heads.items():
+        pivot = once[name].mean if once[name].n else None
+        seen.moments[name] = Moments.zeros(h.W_O, folds=folds, pivot=pivot, positions=positions)
+    return seen
 
 
-def _identity(model: AttentionModel, heads: Mapping[str, Heads], folds: int, positions: int) -> str:
+def _identity(
+    model: AttentionModel,
+    heads: Mapping[str, Heads],
+    folds: int,
+    positions: int,
+    kinds: Collection[str],
+) -> str:
     """A hash of what the sums depend on beside the batches: the model and its layers."""
-    digest = hashlib.sha256(repr((model.name, model.processing, folds, positions)).encode())
+    about = (model.name, model.processing, folds, positions, sorted(kinds))
+    digest = hashlib.sha256(repr(about).encode())
     for name, h in heads.items():
         digest.update(name.encode() + _bytes(h.W_O))
     module = model.module or nn.Module()
@@ -232,19 +283,23 @@ class _State:
     """What a checkpoint holds: the sums, how many batches are in them, and a hash of these."""
 
     identity: str
-    moments: dict[str, Moments]
+    seen: Seen
     batches: int = 0
     digest: str = ""
 
     def write(self, path: Path) -> None:
         tensors = {
-            f"{layer}/{f.name}": getattr(sums, f.name).contiguous()
-            for layer, sums in self.moments.items()
+            f"{kind}/{layer}/{f.name}": getattr(sums, f.name).contiguous()
+            for kind, layers in (("moments", self.seen.moments), ("attention", self.seen.attention))
+            for layer, sums in layers.items()
             for f in fields(sums)
         }
         about = {
-            "identity": self.identity, "batches": str(self.batches), "digest": self.digest,
-        }  # fmt: skip
+            "identity": self.identity,
+            "batches": str(self.batches),
+            "digest": self.digest,
+            "unseen": json.dumps(self.seen.unseen),
+        }
         with whole_file(path) as temporary:
             try:
                 save_file(tensors, temporary, about)
@@ -269,12 +324,17 @@ class _State:
             raise ValueError(f"{path} is not a checkpoint of headmix: {reason}") from reason
         if about.get("identity") != identity:
             raise _another_run(path)
-        layers: dict[str, dict[str, Tensor]] = {}
+        parts: dict[str, dict[str, dict[str, Tensor]]] = {"moments": {}, "attention": {}}
         for key, tensor in tensors.items():
-            layer, _, name = key.rpartition("/")
-            layers.setdefault(layer, {})[name] = tensor
-        moments = {n: Moments(**t) for n, t in layers.items()}
-        return cls(identity, moments, int(about["batches"]), about["digest"])
+            kind, _, rest = key.partition("/")
+            layer, _, name = rest.rpartition("/")
+            parts[kind].setdefault(layer, {})[name] = tensor
+        seen = Seen(
+            {layer: Moments(**t) for layer, t in parts["moments"].items()},
+            {layer: AttentionPatterns(**t) for layer, t in parts["attention"].items()},
+            json.loads(about["unseen"]),
+        )
+        return cls(identity, seen, int(about["batches"]), about["digest"])
 
 
 @contextmanager

@@ -9,9 +9,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from headmix.attention import AttentionPatterns
 from headmix.heads import Heads
-from headmix.model import AttentionModel, Enough, Watcher
+from headmix.model import AttentionModel, Enough, PatternWatcher, Watcher
 from headmix.moments import Moments
+from headmix.registry import NotApplicable
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +53,9 @@ def capture(
     batches: Iterable[Batch],
     heads: Mapping[str, Heads],
     moments: Mapping[str, Moments],
-) -> None:
-    """Run batches through a model and add what each layer's heads do to its Moments, in place.
+    patterns: Mapping[str, AttentionPatterns] = {},
+) -> dict[str, str]:
+    """Run batches through a model and add what each layer's heads do to its sums, in place.
 
     The forward pass ends as soon as the last watched layer has been seen: neither what follows it
     nor the language-model head is run. Hooks are removed whatever happens.
@@ -62,39 +65,51 @@ def capture(
         batches: what to run.
         heads: the weights of the layers, by name.
         moments: the Moments to add to, by layer.
+        patterns: the AttentionPatterns to add to, by layer, in the same pass. With any, the model
+            runs eager attention for the while.
+
+    Returns:
+        The layers whose attention patterns cannot be had, with the reason.
 
     Raises:
         Regrouped: the batch names tokens that count, but a layer's rows are not its tokens.
     """
+    unseen: dict[str, str] = {}
     for batch in batches:
-        waiting = set(moments)
+        looked_at = {name: sums for name, sums in patterns.items() if name not in unseen}
+        waiting = {(name, "z") for name in moments} | {(name, "pattern") for name in looked_at}
         with ExitStack() as stack:
             for name, sums in moments.items():
                 adder = _adder(heads[name], sums, batch, waiting)
                 stack.enter_context(model.sites[name].watch(adder))
+            for name, looks in looked_at.items():
+                watcher = _pattern_adder(heads[name], looks, batch, waiting, unseen)
+                try:
+                    stack.enter_context(model.sites[name].watch_attention(watcher))
+                except NotApplicable as reason:
+                    unseen[name] = str(reason)
+                    waiting.discard((name, "pattern"))
             model.forward(batch.inputs)
         if waiting:
+            missed = ", ".join(sorted({name for name, _ in waiting}))
             raise ValueError(
-                f"{model.name}: the batch never reached {', '.join(sorted(waiting))}; leave these "
-                "layers out (layers=...) or pass batches that do reach them"
+                f"{model.name}: the batch never reached {missed}; leave these layers out "
+                "(layers=...) or pass batches that do reach them"
             )
-        for sums in moments.values():
-            sums.documents[batch.fold] += batch.documents
+        seen = [sums for name, sums in looked_at.items() if name not in unseen]
+        for total in [*moments.values(), *seen]:
+            total.documents[batch.fold] += batch.documents
+    return unseen
 
 
-def _adder(heads: Heads, sums: Moments, batch: Batch, waiting: set[str]) -> Watcher:
+def _adder(heads: Heads, sums: Moments, batch: Batch, waiting: set[tuple[str, str]]) -> Watcher:
     """Adds one pass of one layer, and ends the pass once no layer is waited for."""
     layer, b_O, keep = heads.layer, heads.b_O, batch.keep.get(heads.stream)
 
     def add(z: Float[Tensor, "*token concat"], out: Float[Tensor, "*token d_model"]) -> None:
         position = None
         if keep is not None:
-            if z.shape[:-1] != keep.shape:
-                raise Regrouped(
-                    f"{layer}: its rows have shape {list(z.shape[:-1])}, the batch's tokens "
-                    f"{list(keep.shape)}: tokens are regrouped on the way (windows, packing), so "
-                    "that padding cannot be told from text. Pass batches without keep="
-                )
+            _require_tokens(layer, z.shape[:-1], keep)
             position = torch.arange(keep.shape[-1]).expand_as(keep)[keep]
             where = keep.to(z.device)
             z, out = z[where], out[where]
@@ -102,8 +117,47 @@ def _adder(heads: Heads, sums: Moments, batch: Batch, waiting: set[str]) -> Watc
             z, out = z.flatten(0, -2), out.flatten(0, -2)
         written = out if b_O is None else out - b_O.to(out)
         sums.update(z, written, fold=batch.fold, position=position)
-        waiting.discard(layer)
-        if not waiting:
-            raise Enough
+        _seen(waiting, layer, "z")
 
     return add
+
+
+def _pattern_adder(
+    heads: Heads,
+    sums: AttentionPatterns,
+    batch: Batch,
+    waiting: set[tuple[str, str]],
+    unseen: dict[str, str],
+) -> PatternWatcher:
+    """Adds one pass of one layer's attention patterns, or notes why there are none."""
+    layer, keep = heads.layer, batch.keep.get(heads.stream)
+
+    def add(pattern: Float[Tensor, "sequence head query key"] | NotApplicable) -> None:
+        try:
+            if isinstance(pattern, NotApplicable):
+                raise pattern
+            if keep is not None:
+                _require_tokens(layer, (pattern.shape[0], pattern.shape[2]), keep)
+            sums.update(pattern, keep, fold=batch.fold)
+        except NotApplicable as reason:
+            unseen[layer] = str(reason)
+        _seen(waiting, layer, "pattern")
+
+    return add
+
+
+def _seen(waiting: set[tuple[str, str]], layer: str, what: str) -> None:
+    waiting.discard((layer, what))
+    if not waiting:
+        raise Enough
+
+
+def _require_tokens(
+    layer: str, rows: tuple[int, ...], keep: Bool[Tensor, "sequence token"]
+) -> None:
+    if rows != keep.shape:
+        raise Regrouped(
+            f"{layer}: its rows have shape {list(rows)}, the batch's tokens {list(keep.shape)}: "
+            "tokens are regrouped on the way (windows, packing), so that padding cannot be told "
+            "from text. Pass batches without keep="
+        )

@@ -11,8 +11,7 @@ import xarray as xr
 from headmix.heads import Heads
 from headmix.jackknife import interval
 from headmix.linalg import LinalgError
-from headmix.moments import Moments
-from headmix.registry import LABELS, Metric, NotApplicable
+from headmix.registry import FROM_TEXT, LABELS, Metric, NotApplicable
 
 #: What is stored beside a metric's value, by suffix of the variable's name.
 BESIDE = {
@@ -140,21 +139,20 @@ def _evaluate(metric: Metric, arguments: dict[str, Any]) -> dict[str, np.ndarray
     parts = {"": value}
     if metric.null:
         parts["_null_mean"], parts["_null_sd"] = metric.null(*arguments.values())
-    moments = arguments.get("moments")
-    if moments is not None:
-        parts |= _interval(metric, arguments, moments, value)
+    parts |= _interval(metric, arguments, value)
     return {suffix: _array(part) for suffix, part in parts.items() if part is not None}
 
 
-def _interval(
-    metric: Metric, arguments: dict[str, Any], moments: Moments, value: Any
-) -> dict[str, Any]:
+def _interval(metric: Metric, arguments: dict[str, Any], value: Any) -> dict[str, Any]:
     """The document-jackknife interval, where the metric can be computed without each fold."""
-    if len(moments.replicates) < 2:
+    sums = [need for need in metric.needs if need in FROM_TEXT]
+    without = list(zip(*(arguments[need].replicates for need in sums), strict=True))
+    if len(without) < 2:
         return {}
     try:
         replicates = [
-            metric(*(arguments | {"moments": others}).values()) for others in moments.replicates
+            metric(*(arguments | dict(zip(sums, others, strict=True))).values())
+            for others in without
         ]
     except (NotApplicable, LinalgError):
         return {}

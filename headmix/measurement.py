@@ -12,13 +12,13 @@ import torch
 import xarray as xr
 
 from headmix import __version__
-from headmix.activations import accumulate, plan
+from headmix.activations import Seen, accumulate, plan
+from headmix.attention import RULE
 from headmix.collector import Collector
 from headmix.heads import Heads
 from headmix.model import AttentionModel
-from headmix.moments import Moments
 from headmix.packing import Batches, batches
-from headmix.registry import Metric, catalogue
+from headmix.registry import FROM_TEXT, Metric, NotApplicable, catalogue
 from headmix.sources import load
 
 #: Results of this layout; raised when older readers could misread them.
@@ -54,6 +54,9 @@ def measure(
         text: what ``headmix.text.read_text`` takes ("default" needs no download), or an iterable
             of batches; weights only when None.
         metrics: names from the catalogue; by default all those marked so that can be computed.
+            Metrics of attention patterns are not: they switch the model to eager attention while
+            the text runs, the same pass for all metrics, whose memory grows with the square of
+            the window.
         layers: names or positions; by default all.
         folds: into how many folds documents are dealt, for held-out tests and intervals.
         max_tokens: stop after so many tokens; all by default.
@@ -91,9 +94,8 @@ def measure(
     run = _Run(model, chosen, report, held=HELD if metrics is None else math.inf)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        watched = any("moments" in m.needs for m in chosen)
-        if not watched:
-            run.measure_layers(names, {})
+        if not run.kinds:
+            run.measure_layers(names, {}, Seen())
         else:
             feed = batches(
                 model, text, folds=folds, max_tokens=max_tokens,
@@ -117,6 +119,7 @@ class _Run:
         self.progress = progress
         self.whole_model = [m for m in metrics if "layers" in m.needs]
         self.by_layer = [m for m in metrics if "layers" not in m.needs]
+        self.kinds = [k for k in FROM_TEXT if any(k in m.needs for m in metrics)]
         self.kept: list[Heads] = []
         self.room = held
         self.attrs: dict[str, str] = {}
@@ -135,16 +138,14 @@ class _Run:
             return None
         return heads
 
-    def measure_layers(
-        self, names: Sequence[str], heads: Mapping[str, Heads], moments: Mapping[str, Moments] = {}
-    ) -> None:
+    def measure_layers(self, names: Sequence[str], heads: Mapping[str, Heads], seen: Seen) -> None:
         """Every metric of one layer, on each of these layers."""
         for done, name in enumerate(names):
             self.progress(name, done, len(names))
             weights = heads.get(name) or self.read(name)
             if weights is None:
                 continue
-            fetch = partial(self.fetch, name, weights, moments.get(name))
+            fetch = partial(self.fetch, name, weights, seen)
             for metric in self.by_layer:
                 self.collector.run(metric, name, fetch)
             if self.whole_model:
@@ -164,12 +165,16 @@ class _Run:
             }
         self.whole_model = []
 
-    def fetch(self, layer: str, heads: Heads, moments: Moments | None, need: str) -> Any:
+    def fetch(self, layer: str, heads: Heads, seen: Seen, need: str) -> Any:
         """What a metric asks for by parameter name."""
         if need == "heads":
             return heads
         if need == "moments":
-            return moments
+            return seen.moments[layer]
+        if need == "attention":
+            if layer in seen.unseen:
+                raise NotApplicable(seen.unseen[layer])
+            return seen.attention[layer]
         return self.vocabulary() if need == "vocabulary" else self.reads(layer)
 
     def measure_text(
@@ -186,31 +191,37 @@ class _Run:
         if within_position and not feed.max_length:
             raise ValueError("within_position needs text: batches of your own tell no positions")
         positions = feed.max_length if within_position else 0
-        planned = plan(heads, feed, folds=folds, positions=positions, memory=memory)
+        planned = plan(
+            heads, feed, folds=folds, positions=positions, memory=memory, kinds=self.kinds
+        )
         self.attrs |= dict(feed.attrs) | {"folds": str(folds), "plan": str(planned)}
+        if "attention" in self.kinds:
+            self.attrs["attention"] = (
+                f"The text ran with eager attention, where the model has several kernels. {RULE}"
+            )
         self.progress(f"plan: {planned}", 0, 0)
-        seen = {}
+        counts: dict[str, tuple[float, float]] = {}
         for number, group in enumerate(planned.groups):
-            moments, interrupted = accumulate(
+            seen, interrupted = accumulate(
                 self.model,
                 {name: heads[name] for name in group},
                 feed,
                 folds=folds,
                 positions=positions,
+                kinds=self.kinds,
                 checkpoint=Path(f"{checkpoint}.{number}") if checkpoint else None,
                 done=lambda done, total: self.progress("tokens", done, total),
             )
-            self.measure_layers(group, heads, moments)
-            for name in group:
-                seen[name] = (moments[name].n, float(moments[name].documents.sum()))
+            self.measure_layers(group, heads, seen)
+            counts |= {name: seen.counts(name) for name in group}
             left = [name for later in planned.groups[number + 1 :] for name in later]
-            n_seen = int(moments[group[0]].n)
+            n_seen = int(seen.counts(group[0])[0])
             if interrupted and (left or n_seen != feed.n_tokens):
                 of_all = f" of {feed.n_tokens}" * bool(feed.n_tokens)
                 not_run = f"; not run: {', '.join(left)}" * bool(left)
                 self.attrs["interrupted"] = f"{n_seen}{of_all} tokens were seen{not_run}"
                 break
-        self.collector.counts = seen
+        self.collector.counts = counts
 
     def measure_model(self) -> None:
         """Every metric that compares all layers."""
@@ -222,7 +233,7 @@ class _Run:
 
 def _chosen_metrics(names: Iterable[str] | None, with_text: bool) -> list[Metric]:
     known = catalogue()
-    activations = {n for n, m in known.items() if "moments" in m.needs}
+    activations = {n for n, m in known.items() if {*FROM_TEXT} & {*m.needs}}
     if names is None:
         return [m for n, m in known.items() if m.default and (with_text or n not in activations)]
     names = list(names)

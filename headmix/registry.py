@@ -19,6 +19,9 @@ NEEDS = {
     "attention": "where the layer's heads looked on text, as sums over query rows",
 }
 
+#: Those that come from text, as sums with a ``replicates`` each.
+FROM_TEXT = ("moments", "attention")
+
 #: Transformations of the weights that a metric may declare itself invariant to.
 TRANSFORMATIONS = {
     "gauge": "W_V → W_V A, W_O → A⁻¹ W_O, any invertible A for each KV head: the same model",

@@ -21,7 +21,7 @@ from architectures import tiny_model
 import headmix as hm
 from headmix import activations, capture, measurement
 
-METRICS = ("variance_share", "cka", "loo_r2", "head_norm")
+METRICS = ("variance_share", "cka", "loo_r2", "head_norm", "attention_entropy", "attention_js")
 
 
 def documents(count: int = 40) -> list[torch.Tensor]:
@@ -33,9 +33,9 @@ def measured(path: Path, checkpoint: Path | None, log: int) -> None:
     """Measure into a file, a checkpoint after each batch, a line logged for each as it begins."""
     plain = capture.capture
 
-    def logged(model, batches, heads, moments):
+    def logged(model, batches, heads, moments, *more):
         os.write(log, f"{int(next(iter(moments.values())).n)}\n".encode())
-        plain(model, batches, heads, moments)
+        return plain(model, batches, heads, moments, *more)
 
     activations.capture = logged  # this process ends with the run
     measurement.accumulate = partial(activations.accumulate, seconds=0)

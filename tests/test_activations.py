@@ -46,7 +46,7 @@ def summed(
     model: AttentionModel, feed: Batches, folds: int = 3, **options: object
 ) -> dict[str, Moments]:
     heads = {name: model.heads(name) for name in model.layers}
-    return accumulate(model, heads, feed, folds=folds, **options)[0]
+    return accumulate(model, heads, feed, folds=folds, **options)[0].moments
 
 
 def one_layer(model: AttentionModel) -> float:
