@@ -40,8 +40,10 @@ def save(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
         )
     stored = _map_text(ds, _escape)
     encoding = {str(name): _encoding(variable) for name, variable in stored.variables.items()}
+    # in memory first: where a disk is full, HDF5 takes the whole process down with it
+    content = stored.to_netcdf(engine="h5netcdf", encoding=encoding)
     with whole_file(path) as temporary:
-        stored.to_netcdf(temporary, engine="h5netcdf", encoding=encoding)
+        temporary.write_bytes(content)
     return Path(path)
 
 
