@@ -120,6 +120,11 @@ class Seen:
         for layer in reasons:
             del self.attention[layer]
 
+    def forget(self, layer: str) -> None:
+        """Let go of a layer's sums, and of all that was derived from them."""
+        self.moments.pop(layer, None)
+        self.attention.pop(layer, None)
+
     def counts(self, layer: str) -> tuple[float, float]:
         """Tokens and documents that were seen."""
         for sums in (self.moments.get(layer), self.attention.get(layer)):

@@ -148,6 +148,7 @@ class _Run:
             fetch = partial(self.fetch, name, weights, seen)
             for metric in self.by_layer:
                 self.collector.run(metric, name, fetch)
+            seen.forget(name)
             if self.whole_model:
                 self.keep(weights)
 
@@ -212,10 +213,10 @@ class _Run:
                 checkpoint=Path(f"{checkpoint}.{number}") if checkpoint else None,
                 done=lambda done, total: self.progress("tokens", done, total),
             )
-            self.measure_layers(group, heads, seen)
             counts |= {name: seen.counts(name) for name in group}
+            self.measure_layers(group, heads, seen)
             left = [name for later in planned.groups[number + 1 :] for name in later]
-            n_seen = int(seen.counts(group[0])[0])
+            n_seen = int(counts[group[0]][0])
             if interrupted and (left or n_seen != feed.n_tokens):
                 of_all = f" of {feed.n_tokens}" * bool(feed.n_tokens)
                 not_run = f"; not run: {', '.join(left)}" * bool(left)
