@@ -19,6 +19,9 @@ from headmix import linalg
 from headmix.heads import Heads, NotApplicable
 from headmix.moments import Moments
 
+#: What a null that counts tokens must add.
+INDEPENDENT = " for independent tokens (those of one document are not)"
+
 T = TypeVar("T")
 
 
@@ -190,3 +193,17 @@ def correlation(heads: Heads, moments: Moments) -> Float[Tensor, "head k head k"
     R = sandwich(covariance(heads, moments).reshape(H * k, H * k), white.map)
     left_out = torch.diag((white.scale == 0).to(R).flatten())
     return R + left_out.reshape(H, k, H, k)
+
+
+def kv_groups(heads: Heads) -> list[list[int]]:
+    """The query heads of each KV head.
+
+    Raises:
+        NotApplicable: each query head has its own, or all share one.
+    """
+    if heads.n_kv_heads == heads.n_heads:
+        raise NotApplicable("each query head has its own KV head: groups are heads")
+    if heads.n_kv_heads == 1:
+        raise NotApplicable("all query heads share one KV head, so there is no other group")
+    owner = list(heads.kv_of_head or ())
+    return [[h for h, g in enumerate(owner) if g == group] for group in range(heads.n_kv_heads)]

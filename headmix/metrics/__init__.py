@@ -41,13 +41,12 @@ from headmix.metrics.ov import (
     ov_stable_rank,
     ov_vocabulary,
 )
+from headmix.metrics.prediction import group_loo_r2, loo_r2
 from headmix.metrics.redundancy import (
     cca,
     cka,
     gaussian_mi,
     group_cka,
-    group_loo_r2,
-    loo_r2,
     total_correlation,
 )
 

@@ -34,6 +34,12 @@ def variance_share(heads: Heads, moments: Moments) -> Float[Tensor, "head"]:
     ``tr Cov(o_h, Σo) / tr Cov(Σo)``, that is the head's own variance and half of every covariance
     it takes part in. Negative for a head that mostly cancels others. Variance that all heads
     cancel together is in no share: see ``interference_ratio``.
+
+    >>> heads = Heads(torch.tensor([2.0, -1.0]).reshape(2, 1, 1))
+    >>> moments = Moments.zeros(heads.W_O, folds=1)
+    >>> moments.update(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), fold=0)
+    >>> variance_share(heads, moments)
+    tensor([ 2., -1.], dtype=torch.float64)
     """
     S = activity.head_covariances(heads, moments)
     return S.sum(1) / S.sum()
@@ -62,6 +68,12 @@ def interference_ratio(heads: Heads, moments: Moments) -> Float[Tensor, ""]:
 
     The variance of the attention output over the sum of its heads' variances: 1 where heads are
     uncorrelated or write orthogonally, H where all write the same, 0 where they cancel.
+
+    >>> heads = Heads(torch.ones(2, 1, 3))
+    >>> moments = Moments.zeros(heads.W_O, folds=1)
+    >>> moments.update(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), fold=0)
+    >>> round(float(interference_ratio(heads, moments)), 9)
+    2.0
     """
     S = activity.head_covariances(heads, moments)
     return S.sum() / S.trace()
