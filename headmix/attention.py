@@ -123,7 +123,7 @@ class AttentionPatterns(Sums):
         at_first = seen.gather(1, first[:, None]).squeeze(1)
         self.count[fold] += len(rows)
         self.entropy[fold] += _total(_entropy(rows))
-        self.first[fold] += _total(rows[torch.arange(len(rows)), :, first])
+        self.first[fold] += _total(rows[torch.arange(len(rows), device=rows.device), :, first])
         self.uniform_entropy[fold] += t.log().sum()
         self.uniform_first[fold] += (at_first / t).sum()
         self.divergence[fold] += _divergences(rows, rows)
