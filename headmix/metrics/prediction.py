@@ -127,7 +127,8 @@ def _held_out_null(
     c = K / (K - 1)
     dimensions = torch.stack([_participation(heads, moments, unit) for unit in units])
     variance = 2 * p / dimensions * (c**3 + c**2 / K) / moments.n**2
-    return mean, variance.sqrt()
+    inflation = 1 / (1 - (p + 2) * c / moments.n)  # of the fit's noise, as in the mean
+    return mean, variance.sqrt() * inflation
 
 
 def _participation(heads: Heads, moments: Moments, unit: Sequence[int]) -> Float[Tensor, ""]:

@@ -31,12 +31,17 @@ MEANS = ("variance_share", "head_norm")
 
 @cache
 def residuals() -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """By metric, over layers of independent noise: value − null mean, null sd, null mean."""
+    """By metric, over layers of independent noise: value − null mean, null sd, null mean.
+
+    Simulated nulls are drawn anew for each layer: one simulation has a noise of its own.
+    """
     seen: dict[str, list[list[np.ndarray]]] = {n: [[], [], []] for n in ON_TEXT}
     for seed in range(DRAWS):
         e = example(layers=1, seed=seed, independent=True)
         for name, metric in ON_TEXT.items():
-            value, (mean, sd) = e.value(metric), e.null(metric)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                value, (mean, sd) = e.value(metric), e.null(metric)
             keep = np.ones(value.shape, bool)
             if value.ndim == 2:
                 np.fill_diagonal(keep, False)
