@@ -160,7 +160,7 @@ class Reading:
             ValueError: it was said how to read a text, but not which.
         """
         given = {f.name: getattr(self, f.name) for f in fields(self)}
-        said = {name: value for name, value in given.items() if value not in (None, False)}
+        said = {name: v for name, v in given.items() if v is not None and v is not False}
         if said and self.text is None:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in said)
             raise ValueError(f"{names}: of which text? name one with --text; 'default' is one")

@@ -133,3 +133,33 @@ def hostile() -> xr.Dataset:
         "versions": json.dumps({nasty: nasty}),
     }
     return ds
+
+
+def on_text() -> xr.Dataset:
+    """Every shape, and made-up metrics of activations: intervals, and one without position."""
+    ds = every_shape()
+    random = np.random.default_rng(1)
+    L, H = ds.sizes["layer"], ds.sizes["head"]
+
+    def add(name: str, dims: tuple[str, ...], values: np.ndarray, **attrs: str) -> None:
+        about = {"needs": "heads, moments", "family": "own text"} | attrs
+        ds[name] = (dims, values, describe(f"Title of {name}", **about))
+        ds[f"{name}_null_mean"] = (dims, np.full(values.shape, 0.5))
+        ds[f"{name}_null_sd"] = (dims, np.full(values.shape, 0.01))
+        ds[f"{name}_low"] = (dims, values - 0.02)
+        ds[f"{name}_high"] = (dims, values + 0.03)
+
+    add("layer_on_text", ("layer",), random.random(L))
+    for suffix in ("", "_within_position"):
+        add(f"head_on_text{suffix}", ("layer", "head"), random.random((L, H)))
+        pairs = random.random((L, H, H))
+        add(f"pair_on_text{suffix}", ("layer", "head", "head_b"), (pairs + pairs.mT) / 2)
+    ds["n_tokens"], ds["n_documents"] = ("layer", [1200.0] * L), ("layer", [9.0] * L)
+    ds.attrs |= {
+        "text": "a text made up",
+        "text_sha256": "ab" * 32,
+        "text_rule": "Every token counts.",
+        "folds": "5",
+        "plan": "1200 tokens in 3 batches",
+    }
+    return ds

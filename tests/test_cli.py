@@ -3,8 +3,11 @@
 import json
 import os
 import pty
+import re
+import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ from typer.testing import CliRunner
 import headmix as hm
 from headmix import architectures, cards, terminal
 from headmix.cli import app
+from headmix.options import Reading, Talk
 
 WIDE = {"COLUMNS": "200"}
 
@@ -60,7 +64,8 @@ class TestHelp:
         told = headmix("--help").stdout
         assert "headmix report demo" in told
         assert "headmix inspect run.nc --layer 3 --head 5" in told
-        assert "Exit codes: 0 done, 1 a law or check failed, 2 the input cannot be used." in told
+        assert "Exit codes: 0 done, 1 a law or check failed, 2 the input cannot be used, " in told
+        assert "130 interrupted" in told
         alone = CliRunner(env=WIDE).invoke(app, [])
         assert "headmix report demo" in alone.output
 
@@ -214,6 +219,108 @@ class TestReport:
         assert out.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
 
 
+TOPICS = ("apples and pears", "the sea at night", "a train to the north", "bread, salt, and oil")
+READ = ("--layers", "0-1", "--metrics", "interference_ratio,cka", "--folds", "3")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of different lengths."""
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text("\f".join((f"I wrote about {t}. " * (5 + n % 3)) for n, t in
+                              enumerate(TOPICS * 3)))  # fmt: skip
+    return file
+
+
+class TestText:
+    def test_measure_reads_a_file_and_says_how_much(self, text: Path, tmp_path: Path) -> None:
+        out = tmp_path / "run.nc"
+        headmix("measure", "demo", "--text", text, "--out", out, "--within-position", *READ)
+        ds = hm.open_results(out)
+        assert ds.attrs["text"] == "the file text.txt"
+        assert ds.attrs["folds"] == "3"
+        assert (ds.n_documents == 12).all()
+        assert {"cka_low", "cka_high", "interference_ratio_within_position"} <= {*ds}
+        assert [p.name for p in tmp_path.iterdir()] == ["run.nc"]  # no lock, no unfinished sums
+
+    def test_the_demo_report_reads_the_default_text(self, tmp_path: Path) -> None:
+        out = tmp_path / "page.html"
+        headmix("report", "demo", "--out", out, "--max-tokens", "300", *READ)
+        page = out.read_text(encoding="utf-8")
+        assert "the help topics of Python" in page
+        assert "On 300 tokens" in page
+        headmix("report", "demo", "--out", out, "--weights-only", "--metrics", "joint_span")
+        assert "the help topics of Python" not in out.read_text(encoding="utf-8")
+
+    def test_the_default_text_is_bounded_and_other_text_is_not(self) -> None:
+        assert Reading(text="default").measure_options() == {"text": "default", "max_tokens": 20000}
+        assert Reading(text="default", max_tokens=9).measure_options()["max_tokens"] == 9
+        assert Reading(text="a.txt", memory=2.0).measure_options() == {
+            "text": "a.txt",
+            "memory": 2 * 2**30,
+        }
+
+    def test_inspect_shows_intervals_and_the_text(self, text: Path) -> None:
+        told = headmix("inspect", "demo", "--layer", "1", "--text", text, *READ).stdout
+        card = json.loads(
+            headmix("inspect", "demo", "--layer", "1", "--text", text, "--json", *READ).stdout
+        )
+        (reading,) = card["metrics"]
+        assert reading["low"] < reading["value"] < reading["high"]
+        assert terminal.interval(reading) in told
+        assert "On text: " in told
+        assert "of 12 documents in 3 folds, the file text.txt" in told
+
+    def test_what_cannot_be_read_is_said(self, run_file: Path, tmp_path: Path) -> None:
+        assert "--folds, --memory: of which text?" in fails(
+            "inspect", "demo", "--layer", "0", "--folds", "0", "--memory", "1"
+        )
+        assert "is a finished run: text can only be read by a model" in fails(
+            "report", run_file, "--text", "default", "--out", tmp_path / "x.html"
+        )
+        assert "there is no text file or directory nowhere.txt" in fails(
+            "measure", "demo", "--text", "nowhere.txt", "--json"
+        )
+        assert "of memory allowed" in fails(
+            "measure", "demo", "--text", "default", "--memory", "0.0001", "--json", *READ
+        )
+        assert "--resume goes on with a pass over text" in fails("measure", "demo", "--resume")
+
+    def test_ctrl_c_keeps_what_was_seen_and_resume_goes_on(
+        self, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        out, whole = tmp_path / "run.nc", tmp_path / "whole.nc"
+        measure = ("measure", "demo", "--text", text, "--tokens-per-batch", "100", *READ, "--out")
+        headmix(*measure, whole)
+
+        def interrupt(what: str, done: int, total: int) -> None:
+            if what == "tokens" and done > total / 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Talk, "progress", lambda self: nullcontext(interrupt))
+            told = headmix(*measure, out, code=130).stdout
+        partial = hm.open_results(out)
+        n, total = int(partial.n_tokens[0]), int(hm.open_results(whole).n_tokens[0])
+        assert 0 < n < total
+        assert f"Interrupted: {n} of {total} tokens were seen" in told
+        assert "run.nc.partial.0 is left of a run that did not end" in fails(*measure, out)
+        headmix(*measure, out, "--resume")
+        assert (
+            hm.open_results(out)
+            .drop_attrs(deep=False)
+            .identical(hm.open_results(whole).drop_attrs(deep=False))
+        )
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["run.nc", "whole.nc"]
+
+    def test_ctrl_c_elsewhere_is_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(hm, "load", interrupted, raising=False)
+        assert headmix("verify", "demo", code=130).stderr == "headmix: interrupted\n"
+
+
 class TestVerify:
     def test_prints_both_laws_layer_by_layer(self) -> None:
         told = headmix("verify", "demo").stdout
@@ -337,6 +444,48 @@ class TestProcess:
         assert json.loads(done.stdout)["ok"] is True
         assert done.stderr == ""
 
+    def test_of_two_writers_the_later_is_refused(self, run_file: Path, tmp_path: Path) -> None:
+        out = tmp_path / "page.html"
+        holds = (
+            "import sys, time; from headmix.files import one_writer\n"
+            "with one_writer(sys.argv[1]): print('writing', flush=True); time.sleep(60)"
+        )
+        other = subprocess.Popen([sys.executable, "-c", holds, out], stdout=subprocess.PIPE)
+        assert other.stdout is not None
+        other.stdout.readline()
+        refused = f"cannot write {out}: another headmix is writing it"
+        assert refused in fails("report", run_file, "--out", out)
+        assert refused in fails("measure", "demo", "--out", out)
+        assert not out.exists()
+        other.kill()
+        other.communicate()
+        headmix("report", run_file, "--out", out)
+        assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
+
+    def test_a_disk_that_takes_no_more_is_one_line_and_leaves_the_old_file(
+        self, run_file: Path, tmp_path: Path
+    ) -> None:
+        page, run = tmp_path / "page.html", tmp_path / "run.nc"
+        page.write_text("the old page")
+        run.write_text("the old run")
+        limits = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (9000, 9000))\n"
+        command = limits + "from headmix.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", command, "report", run_file, "--out", page],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert done.stderr == "headmix: [Errno 27] File too large\n"
+        saving = limits + (
+            "import sys, headmix as hm\n"
+            "try: hm.save(hm.open_results(sys.argv[1]), sys.argv[2])\n"
+            "except OSError: sys.exit(3)"
+        )
+        assert subprocess.run([sys.executable, "-c", saving, run_file, run]).returncode == 3
+        assert page.read_text() == "the old page"
+        assert run.read_text() == "the old run"
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["page.html", "run.nc"]
+
     def test_help_is_quick_because_nothing_heavy_is_imported(self) -> None:
         script = (
             "import sys; from headmix.cli import app\n"
@@ -356,6 +505,20 @@ class TestProcess:
         assert "/20" in seen
         assert "/s" in seen
         assert "0:00:0" in seen
+
+    def test_progress_over_text_shows_the_plan_and_tokens_a_second(self) -> None:
+        script = (
+            "import time; from headmix import progress as p; p.PATIENCE_S = 0.1\n"
+            "with p.progress({shown}) as progress:\n"
+            "    progress('L0', 0, 6); progress('plan: 4000 tokens in 4 batches', 0, 0)\n"
+            "    for i in range(20): progress('tokens', 200 * i, 4000); time.sleep(0.05)"
+        )
+        seen = on_a_terminal(script.format(shown=True))
+        assert "4000 tokens in 4 batches" in seen
+        assert re.search(r"[34],\d{3} tokens/s", seen)
+        assert "/4000" in seen
+        assert "0:00:0" in seen
+        assert on_a_terminal(script.format(shown=False)) == ""
 
     def test_progress_is_silent_for_quick_work_and_when_unwanted(self) -> None:
         quick = (
