@@ -127,7 +127,9 @@ def assert_sums(moments: Moments, heads: hm.Heads, z: list[Tensor]) -> None:
             "norm": each.norm(dim=-1).sum(0),
         }
         for name, sums in expected.items():
-            torch.testing.assert_close(getattr(own, name)[0], sums, rtol=1e-9, atol=1e-9)
+            # norms of single tokens are taken in the model's own float32
+            tolerance = (1e-9 if name == "first" else 1e-6) * sums.abs().max()
+            assert (getattr(own, name)[0] - sums).abs().max() <= tolerance, name
         torch.testing.assert_close(own.scatter, u.T @ u, rtol=1e-9, atol=1e-9)
         # taken from what the projection returned, in the model's own float32
         joint = (part @ W_O.flatten(0, 1)).norm(dim=-1).sum()
