@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from small import every_shape, hostile
+from small import every_shape, hostile, on_text
 
 from headmix.plots import plot
 from headmix.shapes import Measured, metric_names, shape_of
@@ -89,6 +89,21 @@ def test_a_null_without_a_spread_is_a_line(ds):
 def test_a_metric_without_a_null_draws_none(ds):
     assert plot(ds, "per_group").data[0].zmax is None  # nothing to centre on
     assert [t.name for t in plot(ds, "eigen", layer=0).data] == ["Title of eigen"]
+
+
+def test_an_interval_is_drawn_as_whiskers_and_told_on_a_map():
+    ds = on_text()
+    for figure in (plot(ds, "layer_on_text"), plot(ds, "head_on_text", layer=1)):
+        drawn = figure.data[-1]
+        np.testing.assert_allclose(drawn.error_y.array, 0.03)
+        np.testing.assert_allclose(drawn.error_y.arrayminus, 0.02)
+        assert "interval: 95 %, over documents" in figure.layout.title.subtitle.text
+    cells = plot(ds, "head_on_text").data[0]
+    np.testing.assert_array_equal(cells.customdata[..., 1], ds.head_on_text_low)
+    np.testing.assert_array_equal(cells.customdata[..., 2], ds.head_on_text_high)
+    assert "low %{customdata[1]" in cells.hovertemplate
+    assert plot(ds, "pair_on_text").data[0].customdata.shape[-1] == 1  # a mean has no interval
+    assert plot(ds, "per_layer").data[-1].error_y.array is None
 
 
 def test_axes_say_title_unit_and_range(ds):

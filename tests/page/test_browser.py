@@ -3,8 +3,9 @@
 import json
 import time
 
+import numpy as np
 import pytest
-from small import every_shape, hostile
+from small import every_shape, hostile, on_text
 
 from headmix.page import payload, report
 
@@ -146,6 +147,41 @@ def test_every_figure_has_its_numbers_as_a_table(visit, page_file, ds):
     assert float(row[3]) == pytest.approx(float(ds.projection_kernel[0, 1, 2]), abs=1e-4)
     select(page, "layer", "1", "#pairs")
     settled(page, f"!document.getElementById('pairs-table').textContent.includes('{row[3]}')")
+
+
+def test_metrics_on_text_show_intervals_and_give_position_up(visit, tmp_path):
+    ds = on_text()
+    page = visit(
+        report(ds, tmp_path / "page.html"),
+        "#layer=L1&head=2&profile=layer_on_text&matrix=pair_on_text&map=head_on_text",
+    )
+    scroll_to(page, "depth")
+    line = "document.getElementById('depth-plot').data.find((t) => t.name === 'layer')"
+    assert page.evaluate(f"{line}.error_y.array") == pytest.approx([0.03] * 3, rel=1e-4)
+    value = float(ds.head_on_text.sel(layer="L1", head=2))
+    assert f"{value - 0.02:.3f} – {value + 0.03:.3f}" in page.locator("#card").inner_text()
+    groups = page.locator("#overview select[data-state=map] optgroup")
+    assert [g.get_attribute("label") for g in groups.all()] == ["From the weights", "On text"]
+    scroll_to(page, "pairs")
+    first = page.locator("#pairs-furthest tbody tr").first.inner_text()
+    pairs = ds.pair_on_text.sel(layer="L1").values
+    i, j = np.unravel_index(
+        np.abs(np.triu(pairs, 1) - 0.5 * (np.triu(np.ones((4, 4)), 1))).argmax(), (4, 4)
+    )
+    assert f"L1H{i} – L1H{j}" in first
+    assert f"{pairs[i, j] - 0.02:.3f} – {pairs[i, j] + 0.03:.3f}" in first
+    select(page, "position", "out", ".bar")
+    within = ds.pair_on_text_within_position.sel(layer="L1").values
+    settled(
+        page,
+        f"document.getElementById('pairs-plot').data[0].z[0][1].toFixed(4) == '{within[0, 1]:.4f}'",
+    )
+    assert "position=out" in page.url
+    assert page.locator("#pairs select[data-state=matrix]").input_value() == "pair_on_text"
+
+
+def test_without_variants_position_is_no_choice(visit, page_file):
+    assert not visit(page_file).locator("select[data-state=position]").is_visible()
 
 
 def test_light_and_dark(visit, page_file):

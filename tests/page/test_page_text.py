@@ -6,10 +6,12 @@ import re
 
 import numpy as np
 import pytest
-from small import describe, every_shape, hostile
+from small import describe, every_shape, hostile, on_text
 
 from headmix.page import findings, payload, render, report
-from headmix.page.summary import left_out, quantised, rows
+from headmix.page.summary import left_out, provenance, quantised, rows, tables
+
+INTERVAL = ("_null_mean", "_null_sd", "_low", "_high")
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +108,70 @@ def test_a_row_gives_the_place_furthest_from_the_null(ds):
 def test_findings_speak_of_what_was_measured_only(ds):
     assert [f.place[2:4] for f in findings.find(ds)] == ["H0"]
     assert findings.find(ds.drop_vars("projection_kernel")) == []
+
+
+def test_what_was_measured_on_text_has_its_own_tables_and_intervals():
+    ds = on_text()
+    parts = {heading: [row.name for row in lines] for heading, lines in tables(ds)}
+    assert parts["On text"] == ["layer_on_text", "head_on_text", "pair_on_text"]
+    assert parts["On text, what position explains taken out"] == [
+        "head_on_text_within_position",
+        "pair_on_text_within_position",
+    ]
+    assert "per_head" in parts["From the weights"]
+    row = next(r for r in rows(ds) if r.name == "head_on_text")
+    assert (row.low, row.high) == pytest.approx((row.value - 0.02, row.value + 0.03))
+    assert f">{row.low:.3f} – {row.high:.3f}<" in render(ds)
+    assert ">its interval<" not in render(every_shape())
+
+
+def test_findings_on_text_give_number_null_interval_and_count():
+    ds = on_text()
+    for name, known in (("layer", "interference_ratio"), ("head", "loo_r2"), ("pair", "cka")):
+        here = {f"{name}_on_text{s}": known + s for s in ("", *INTERVAL)}
+        ds = ds.rename(here)
+    told = {f.text.split(":")[0].split(";")[0]: f for f in findings.find(ds)[1:]}
+    predicted, cancel, alike = told.values()
+    best = float(ds.loo_r2.max())
+    assert f"held-out R² {best:.2f} (95 % interval {best - 0.02:.3f} – {best + 0.03:.3f})" in (
+        predicted.text
+    )
+    assert "pure noise give 0.50" in predicted.text
+    lowest = int(ds.interference_ratio.values.argmin())
+    assert cancel.place == f"L{lowest}"
+    below = int((ds.interference_ratio < 0.5).sum())
+    assert f"{below} of 3 layers lie below that null" in cancel.text
+    off = ds.cka.where(~np.eye(4, dtype=bool)[None])
+    assert f"CKA {float(off.max()):.2f} (95 %" in alike.text
+    assert "Their write subspaces overlap by" in alike.text
+    assert alike.text.count(" – ") == 3 + 2  # three intervals, two further pairs
+    for finding in (predicted, cancel, alike):
+        assert "On 1,200 tokens of 9 documents." in finding.text
+        assert "significan" not in finding.text
+
+
+def test_heads_that_do_not_cancel_are_not_said_to():
+    ds = on_text().rename({f"layer_on_text{s}": f"interference_ratio{s}" for s in ("", *INTERVAL)})
+    ds["interference_ratio"] = ds.interference_ratio + 1
+    assert "In no layer do the heads cancel" in findings.find(ds)[-1].text
+
+
+def test_provenance_says_which_text():
+    told = provenance(on_text())
+    assert told["text"] == "a text made up"
+    assert told["SHA-256 of the text"] == "ab" * 32
+    assert told["which tokens count"] == "Every token counts."
+    page = render(on_text().assign_attrs(interrupted="7 of 9 tokens were seen"))
+    assert "The pass over the text was interrupted: 7 of 9 tokens were seen." in page
+
+
+def test_a_variant_travels_with_its_metric():
+    metrics = {m["name"]: m for m in payload.plain(on_text())["metrics"]}
+    assert "pair_on_text_within_position" not in metrics
+    assert metrics["pair_on_text"]["within"]["name"] == "pair_on_text"
+    assert metrics["pair_on_text"]["group"] == "text"
+    assert metrics["per_head"]["within"] is None
+    assert metrics["per_head"]["group"] == "weights"
 
 
 def test_invalid_layers_and_skipped_metrics_are_named(ds):
