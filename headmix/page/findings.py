@@ -108,11 +108,12 @@ def _predicted(ds: xr.Dataset, row: Row) -> Finding | None:
         return None
     measured = Measured.of(ds, row.name)
     best = largest(measured.value, 3)
+    median = float(measured.value.median())  # a head that the others mislead can be far below 0
     value, more = _said(measured, best[0]), _and(ds, measured, best[1:])
     return Finding(
         f"The other heads of its layer predict what this head writes better than any other: "
         f"held-out R² {value}, where predictors of pure noise give {row.null_mean:.2f}. Next come "
-        f"{more}; the mean over {row.n} heads is {row.mean:.2f}.{_read(ds)}".replace(" -", " −"),
+        f"{more}; the median of {row.n} heads is {median:.2f}.{_read(ds)}".replace(" -", " −"),
         link(ds, best[0]),
         place(ds, best[0]),
     )

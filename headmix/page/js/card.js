@@ -23,7 +23,8 @@ function group(layer, head) {
 function numbers(layer, head) {
   return Object.entries(GROUPS).map(([group, title]) => {
     const rows = (...shapes) => metricsOf(...shapes).filter((metric) => metric.group === group)
-      .map((metric) => [metric.title, ...numbersOf(perHead(metric, layer, head, "mean"))]);
+      .map((metric) => [metric, perHead(metric, layer, head, "mean")]).filter(([, found]) => !Number.isNaN(found.value))
+      .map(([metric, found]) => [metric.title, ...numbersOf(found)]);
     const [own, shared] = [rows("map"), rows("matrix")];
     if (!own.length && !shared.length) return null;
     const between = shared.length ? [[element("i", {}, "mean over its pairs"), "", "", ""]] : [];
