@@ -11,7 +11,7 @@ from table import peak_memory, reset_peak_memory, show
 
 import headmix as hm
 
-TOKENS = (5_000, 20_000, 50_000)
+TOKENS = (5_000, 50_000)
 BAR = 0.05
 
 
