@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from headmix.attention import AttentionPatterns
 from headmix.capture import Batch, capture
 from headmix.files import whole_file
-from headmix.heads import Heads
+from headmix.heads import ALL_LAYERS, Heads
 from headmix.model import AttentionModel
 from headmix.moments import Moments
 from headmix.packing import Batches
@@ -35,15 +35,18 @@ class Plan:
         layer_bytes: the size of one layer's sums.
         batches: forward passes for each group; None where a user's batches do not say.
         tokens: tokens that count; None likewise.
+        joint_bytes: the size of the sums over all layers' heads side by side, where kept.
     """
 
     groups: tuple[tuple[str, ...], ...]
     layer_bytes: Mapping[str, int]
     batches: int | None
     tokens: int | None
+    joint_bytes: int = 0
 
     def __str__(self) -> str:
         most = max(sum(self.layer_bytes[n] for n in group) for group in self.groups)
+        most += self.joint_bytes
         passes = f" in {len(self.groups)} passes over the text" if len(self.groups) > 1 else ""
         return (
             f"{self.tokens or '?'} tokens in {self.batches or '?'} batches; the sums of "
@@ -68,18 +71,31 @@ def plan(
         folds: folds of documents.
         positions: positions whose means are kept.
         memory: bytes that the sums may take; all layers go together where None.
-        kinds: which sums are kept: "moments", "attention".
+        kinds: which sums are kept: "moments", "attention", "joint" (of all layers' heads side by
+            side, which then go together).
 
     Raises:
-        ValueError: not even one layer fits, or several passes are needed over batches that can be
-            read once; the message says how much it takes.
+        ValueError: not even one layer fits, joint sums do not, or several passes are needed over
+            batches that can be read once; the message says how much it takes.
     """
     sizes = {}
     for name, h in heads.items():
         H, concat = h.n_heads, h.n_heads * h.d_head
         sums = concat * (1 + concat + H + positions) + H * (2 + H) + positions + 3
         patterns = 2 * H * (1 + H) + 4
-        sizes[name] = 8 * folds * (sums * ("moments" in kinds) + patterns * ("attention" in kinds))
+        with_moments = bool({"moments", "joint"} & {*kinds})
+        sizes[name] = 8 * folds * (sums * with_moments + patterns * ("attention" in kinds))
+    together = 0
+    if "joint" in kinds:
+        concat = sum(h.n_heads * h.d_head for h in heads.values())
+        H = sum(h.n_heads for h in heads.values())
+        together = 8 * folds * (concat * (1 + concat + H) + H * (2 + H) + 3)
+        if memory is not None and together + sum(sizes.values()) > memory:
+            raise ValueError(
+                f"sums over the heads of all layers together take {together / 2**30:.2f} "
+                f"GiB, with those of each layer more than the {memory / 2**30:.2f} GiB of memory "
+                "allowed: allow more, choose fewer layers or use fewer folds"
+            )
     groups: list[list[str]] = [[]]
     for name, size in sizes.items():
         if memory is not None and size > memory:
@@ -96,7 +112,9 @@ def plan(
             f"{(memory or 0) / 2**30:.2f} GiB of memory allowed, and these batches can be read "
             "only once: pass them as a list, or allow more memory"
         )
-    return Plan(tuple(map(tuple, groups)), sizes, batches.n_batches, batches.n_tokens)
+    return Plan(
+        tuple(map(tuple, groups)), sizes, batches.n_batches, batches.n_tokens, joint_bytes=together
+    )
 
 
 @dataclass
@@ -160,7 +178,7 @@ def accumulate(
         batches: what to run.
         folds: folds of documents.
         positions: positions whose means are kept.
-        kinds: which sums are kept: "moments", "attention".
+        kinds: which sums are kept: "moments", "attention", "joint".
         checkpoint: where to keep the state; None keeps none.
         seconds: between two checkpoints.
         done: called with (tokens seen, tokens in all) after each batch.
@@ -219,13 +237,17 @@ def _nothing_yet(
         seen.attention = {
             name: AttentionPatterns.zeros(h.n_heads, folds=folds) for name, h in heads.items()
         }
-    if "moments" not in kinds:
+    if not {"moments", "joint"} & {*kinds}:
         return seen
-    once = {name: Moments.zeros(h.W_O, folds=batch.fold + 1) for name, h in heads.items()}
+    watched = dict(heads)
+    if "joint" in kinds:
+        watched[ALL_LAYERS] = Heads.side_by_side(list(heads.values()))
+    once = {name: Moments.zeros(h.W_O, folds=batch.fold + 1) for name, h in watched.items()}
     capture(model, [batch], heads, once)
-    for name, h in heads.items():
+    for name, h in watched.items():
         pivot = once[name].mean if once[name].n else None
-        seen.moments[name] = Moments.zeros(h.W_O, folds=folds, pivot=pivot, positions=positions)
+        kept = 0 if name == ALL_LAYERS else positions
+        seen.moments[name] = Moments.zeros(h.W_O, folds=folds, pivot=pivot, positions=kept)
     return seen
 
 

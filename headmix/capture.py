@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headmix.attention import AttentionPatterns
-from headmix.heads import Heads
+from headmix.heads import ALL_LAYERS, Heads
 from headmix.model import AttentionModel, Enough, PatternWatcher, Watcher
 from headmix.moments import Moments
 from headmix.registry import NotApplicable
@@ -64,7 +64,8 @@ def capture(
         model: a model that can be run.
         batches: what to run.
         heads: the weights of the layers, by name.
-        moments: the Moments to add to, by layer.
+        moments: the Moments to add to, by layer; under ``ALL_LAYERS`` those of all heads side by
+            side, if they are wanted.
         patterns: the AttentionPatterns to add to, by layer, in the same pass. With any, the model
             runs eager attention for the while.
 
@@ -77,10 +78,15 @@ def capture(
     unseen: dict[str, str] = {}
     for batch in batches:
         looked_at = {name: sums for name, sums in patterns.items() if name not in unseen}
-        waiting = {(name, "z") for name in moments} | {(name, "pattern") for name in looked_at}
+        waiting = {(name, "z") for name in moments if name != ALL_LAYERS} | {
+            (name, "pattern") for name in looked_at
+        }
+        joint = _Joint(moments[ALL_LAYERS], heads, batch) if ALL_LAYERS in moments else None
         with ExitStack() as stack:
             for name, sums in moments.items():
-                adder = _adder(heads[name], sums, batch, waiting)
+                if name == ALL_LAYERS:
+                    continue
+                adder = _adder(heads[name], sums, batch, waiting, joint)
                 stack.enter_context(model.sites[name].watch(adder))
             for name, looks in looked_at.items():
                 watcher = _pattern_adder(heads[name], looks, batch, waiting, unseen)
@@ -102,7 +108,32 @@ def capture(
     return unseen
 
 
-def _adder(heads: Heads, sums: Moments, batch: Batch, waiting: set[tuple[str, str]]) -> Watcher:
+class _Joint:
+    """Collects z of all layers of one pass, and adds them side by side when all are there."""
+
+    def __init__(self, sums: Moments, heads: Mapping[str, Heads], batch: Batch) -> None:
+        self.sums, self.batch = sums, batch
+        self.order = [name for name in heads if name != ALL_LAYERS]
+        self.parts: dict[str, Float[Tensor, "token concat"]] = {}
+
+    def add(self, layer: str, z: Float[Tensor, "token concat"]) -> None:
+        self.parts[layer] = z.to(self.sums.first)
+        if len(self.parts) < len(self.order):
+            return
+        rows = {name: len(z) for name, z in self.parts.items()}
+        if len(set(rows.values())) > 1:
+            raise Regrouped(f"layers see different numbers of tokens, {rows}: no joint sums")
+        whole = torch.cat([self.parts[name] for name in self.order], dim=-1)
+        self.sums.update(whole, fold=self.batch.fold)
+
+
+def _adder(
+    heads: Heads,
+    sums: Moments,
+    batch: Batch,
+    waiting: set[tuple[str, str]],
+    joint: _Joint | None,
+) -> Watcher:
     """Adds one pass of one layer, and ends the pass once no layer is waited for."""
     layer, b_O, keep = heads.layer, heads.b_O, batch.keep.get(heads.stream)
 
@@ -117,6 +148,8 @@ def _adder(heads: Heads, sums: Moments, batch: Batch, waiting: set[tuple[str, st
             z, out = z.flatten(0, -2), out.flatten(0, -2)
         written = out if b_O is None else out - b_O.to(out)
         sums.update(z, written, fold=batch.fold, position=position)
+        if joint is not None:
+            joint.add(layer, z)
         _seen(waiting, layer, "z")
 
     return add

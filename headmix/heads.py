@@ -15,6 +15,10 @@ class NotApplicable(Exception):
     """What was asked has no meaning for this layer or model; the message says why."""
 
 
+#: Stands in for the name of a layer where the heads of all layers lie side by side.
+ALL_LAYERS = "all layers"
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Heads:
     """The weights of one attention layer per head, checked on construction.
@@ -183,6 +187,21 @@ class Heads:
         sigma = linalg.singular_values(self.value_factor @ R_O.mT)
         zero = linalg.tolerance(sigma, self.values.shape[1], self.d_model)
         return sigma * (sigma > zero[:, None])
+
+    @classmethod
+    def side_by_side(cls, layers: Sequence["Heads"]) -> "Heads":
+        """The heads of several layers as those of one, in order: only W_O, which all must share.
+
+        Raises:
+            NotApplicable: the widths of heads or of the stream differ between layers.
+        """
+        widths = {(h.d_head, h.d_model) for h in layers}
+        if len(widths) > 1:
+            raise NotApplicable(
+                f"heads of all layers cannot be put side by side: (d_head, d_model) differ, "
+                f"{sorted(widths)}"
+            )
+        return cls(torch.cat([h.W_O for h in layers]), layer=ALL_LAYERS)
 
     @property
     def nbytes(self) -> int:

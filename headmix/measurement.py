@@ -15,8 +15,9 @@ from headmix import __version__
 from headmix.activations import Seen, accumulate, plan
 from headmix.attention import RULE
 from headmix.collector import Collector
-from headmix.heads import Heads
+from headmix.heads import ALL_LAYERS, Heads
 from headmix.model import AttentionModel
+from headmix.moments import Moments
 from headmix.packing import Batches, batches
 from headmix.registry import FROM_TEXT, Metric, NotApplicable, catalogue
 from headmix.sources import load
@@ -121,6 +122,7 @@ class _Run:
         self.by_layer = [m for m in metrics if "layers" not in m.needs]
         self.kinds = [k for k in FROM_TEXT if any(k in m.needs for m in metrics)]
         self.kept: list[Heads] = []
+        self.joint: Moments | None = None
         self.room = held
         self.attrs: dict[str, str] = {}
         self.vocabulary = cache(model.vocabulary)
@@ -215,6 +217,7 @@ class _Run:
             )
             counts |= {name: seen.counts(name) for name in group}
             self.measure_layers(group, heads, seen)
+            self.joint = seen.moments.pop(ALL_LAYERS, None)
             left = [name for later in planned.groups[number + 1 :] for name in later]
             n_seen = int(counts[group[0]][0])
             if interrupted and (left or n_seen != feed.n_tokens):
@@ -229,7 +232,11 @@ class _Run:
         for done, metric in enumerate(self.whole_model):
             self.progress(metric.name, done, len(self.whole_model))
             if self.kept:
-                self.collector.run(metric, "", lambda need: self.kept)
+                self.collector.run(metric, "", self.fetch_model)
+
+    def fetch_model(self, need: str) -> Any:
+        """What a metric that compares all layers asks for."""
+        return self.joint if need == "joint" else self.kept
 
 
 def _chosen_metrics(names: Iterable[str] | None, with_text: bool) -> list[Metric]:

@@ -16,11 +16,12 @@ NEEDS = {
     "vocabulary": "token embeddings and unembedding",
     "reads": "the read weights of the same block's feed-forward neurons",
     "moments": "what the layer's heads did on text, as sums over tokens",
+    "joint": "what the heads of all layers did together, as sums over the same tokens",
     "attention": "where the layer's heads looked on text, as sums over query rows",
 }
 
 #: Those that come from text, as sums with a ``replicates`` each.
-FROM_TEXT = ("moments", "attention")
+FROM_TEXT = ("moments", "attention", "joint")
 
 #: Transformations of the weights that a metric may declare itself invariant to.
 TRANSFORMATIONS = {

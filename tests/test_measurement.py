@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from architectures import tiny_model
 from small import small_model
 
 import headmix as hm
@@ -37,3 +39,18 @@ def test_unknown_names_are_answered_with_the_known() -> None:
         hm.measure(small_model(), metrics=["nonsense"])
     with pytest.raises(ValueError, match="has no layer 'L9'; it has L0, L1, L2"):
         hm.measure(small_model(), layers=["L9"])
+
+
+def test_alignment_across_layers_is_that_of_heads_side_by_side() -> None:
+    """Within a layer it is the layer's own; no pass over the text is split where it is wanted."""
+    model = hm.load(tiny_model("gpt2"))
+    text = [list(range(5 + n, 45 + n)) for n in range(10)]
+    both = hm.measure(model, text, metrics=["cka", "cka_across_layers"], folds=2)
+    across = both.cka_across_layers
+    assert across.dims == ("layer", "head", "layer_b", "head_b")
+    for n in range(2):
+        assert np.allclose(across[n, :, n], both.cka[n], atol=1e-9)
+    assert np.allclose(across[0, :, 1], across[1, :, 0].T, atol=1e-12)
+    assert {"cka_across_layers_low", "cka_across_layers_null_sd"} <= {*both}
+    with pytest.raises(ValueError, match="the heads of all layers together take"):
+        hm.measure(model, text, metrics=["cka_across_layers"], memory=1e5, folds=2)

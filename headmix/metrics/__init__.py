@@ -45,6 +45,7 @@ from headmix.metrics.prediction import group_loo_r2, loo_r2
 from headmix.metrics.redundancy import (
     cca,
     cka,
+    cka_across_layers,
     gaussian_mi,
     group_cka,
     total_correlation,
@@ -56,6 +57,7 @@ __all__ = [
     "cancellation_ratio",
     "cca",
     "cka",
+    "cka_across_layers",
     "composition_k",
     "composition_q",
     "composition_v",

@@ -5,6 +5,8 @@ for independent tokens. The tokens of one document are not, so the true spread i
 interval over documents shows it.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -68,6 +70,38 @@ def cka(heads: Heads, moments: Moments) -> Float[Tensor, "head head"]:
     not vary.
     """
     return _kernel_alignment(hsic(heads, moments))
+
+
+def _across_null(layers: Sequence[Heads], joint: Moments) -> tuple[Tensor, Tensor]:
+    return _cka_null(Heads.side_by_side(layers), joint)
+
+
+@metric(
+    title="Centred kernel alignment across layers, debiased",
+    formula="HSIC₁(o_i, o_j) / √(HSIC₁(o_i, o_i) · HSIC₁(o_j, o_j)), any two heads of the model",
+    dims=("layer", "head", "layer_b", "head_b"),
+    range=(-1, 1),
+    null=_across_null,
+    null_text="independent heads: mean 0, sd √(2/(n(n−3)))" + activity.INDEPENDENT,
+    invariant=_ANY_MAP,
+    reference="Kornblith et al. 2019; Song et al. 2012; between layers",
+    default=False,
+)
+def cka_across_layers(
+    layers: Sequence[Heads], joint: Moments
+) -> Float[Tensor, "layer head layer head"]:
+    """Whether any two heads of the model find the same tokens alike, in whichever layers.
+
+    ``cka`` of all heads side by side. Its sums grow with the square of layers × concat, so it is
+    computed only when asked for by name.
+
+    Raises:
+        NotApplicable: layers differ in heads or widths.
+    """
+    if len({h.n_heads for h in layers}) > 1:
+        raise NotApplicable("the layers have different numbers of heads")
+    L, H = len(layers), layers[0].n_heads
+    return cka(Heads.side_by_side(layers), joint).reshape(L, H, L, H)
 
 
 def _group_cka_null(heads: Heads, moments: Moments) -> tuple[Tensor, Tensor]:

@@ -24,20 +24,26 @@ OWN = {n: m for n, m in catalogue().items() if m.function.__module__.startswith(
 @dataclass(frozen=True)
 class Example:
     """Three layers on one residual stream, with a vocabulary and feed-forward neurons, and what
-    the heads of the first layer did on text: ``z`` [token, concat], and where they looked:
-    ``pattern`` [sequence, head, query, key]."""
+    the heads of the first layer did on text: ``z`` [token, concat], where they looked:
+    ``pattern`` [sequence, head, query, key], and z of the layers after it: ``deeper``."""
 
     layers: tuple[Heads, ...]
     vocabulary: Vocabulary
     reads: NeuronReads
     z: torch.Tensor
     pattern: torch.Tensor
+    deeper: tuple[torch.Tensor, ...]
     within_position: bool = False
 
     @cached_property
     def moments(self) -> Moments:
         sums = moments_of(self.z, self.layers[0].W_O, positions=8)
         return sums.within_positions if self.within_position else sums
+
+    @cached_property
+    def joint(self) -> Moments:
+        W_O = Heads.side_by_side(self.layers).W_O
+        return moments_of(torch.cat([self.z, *self.deeper], dim=1), W_O, positions=8)
 
     @cached_property
     def attention(self) -> AttentionPatterns:
@@ -50,7 +56,7 @@ class Example:
     def arguments(self, metric: Metric) -> list[Any]:
         given = {"heads": self.layers[0], "layers": self.layers}
         given |= {"vocabulary": self.vocabulary, "reads": self.reads, "moments": self.moments}
-        given |= {"attention": self.attention}
+        given |= {"attention": self.attention, "joint": self.joint}
         return [given[need] for need in metric.needs]
 
     def value(self, metric: Metric) -> np.ndarray:
@@ -116,7 +122,9 @@ def example(
     if not independent:
         mixing = normal(H * d, H * d) / (H * d) ** 0.5 + torch.eye(H * d).to(z)
         z = z @ mixing + normal(8, H * d).repeat(TOKENS // 8, 1) / 2 + 1
-    return Example(stack, vocabulary, reads, z, causal(normal(5, H, 12, 12)))
+    pattern = causal(normal(5, H, 12, 12))
+    deeper = tuple(normal(TOKENS, H * d) + z * (not independent) for _ in range(layers - 1))
+    return Example(stack, vocabulary, reads, z, pattern, deeper)
 
 
 def causal(scores: torch.Tensor) -> torch.Tensor:
@@ -163,8 +171,11 @@ def regauged(e: Example, stream: torch.Generator) -> Example:
         )
 
     changed = each_layer(e, change)
-    z = each_head(e.z, lambda z: torch.einsum("thd,hde->the", z, used[0]), len(used[0]))
-    return replace(changed, z=z)
+    z, *deeper = (
+        each_head(z, lambda z, A=A: torch.einsum("thd,hde->the", z, A), len(A))
+        for z, A in zip((e.z, *e.deeper), used, strict=True)
+    )
+    return replace(changed, z=z, deeper=tuple(deeper))
 
 
 def rotated(e: Example, stream: torch.Generator) -> Example:
