@@ -2,6 +2,7 @@
 
 import json as json_format
 import math
+import os
 import re
 from dataclasses import asdict
 from glob import escape
@@ -342,4 +343,7 @@ def _plain(data: Any) -> Any:
 
 
 def main() -> None:
+    # Read when torch is imported, which is later: where cores are shared with other work, threads
+    # that spin while they wait for one another took three to ten times as long as those that sleep.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app(prog_name="headmix")
