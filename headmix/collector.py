@@ -144,7 +144,7 @@ def _evaluate(metric: Metric, arguments: dict[str, Any]) -> dict[str, np.ndarray
 
 
 def _interval(metric: Metric, arguments: dict[str, Any], value: Any) -> dict[str, Any]:
-    """The document-jackknife interval, where the metric can be computed without each fold."""
+    """The document-jackknife interval, cut to the metric's range, where folds can be left out."""
     sums = [need for need in metric.needs if need in FROM_TEXT]
     without = list(zip(*(arguments[need].replicates for need in sums), strict=True))
     if len(without) < 2:
@@ -156,7 +156,10 @@ def _interval(metric: Metric, arguments: dict[str, Any], value: Any) -> dict[str
         ]
     except (NotApplicable, LinalgError):
         return {}
-    return dict(zip(("_low", "_high"), interval(value, replicates), strict=True))
+    low, high = interval(value, replicates)
+    if "heads" in arguments:  # a jackknife knows nothing of the range that a metric has
+        low, high = (end.clamp(*metric.bounds(arguments["heads"])) for end in (low, high))
+    return {"_low": low, "_high": high}
 
 
 def _array(value: Any) -> np.ndarray:

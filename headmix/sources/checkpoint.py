@@ -189,14 +189,8 @@ class CheckpointSite:
     def quantisation(self) -> tuple[str, ...]:
         """A note where this layer's weights are quantised."""
         a = self.attention
-        used = {self.matrices.stored(p.path).dtype for p in (a.o, a.v, a.q, a.k) if p}
-        packed = {d: b for d in sorted(used) if (b := gguf.bits(d))}
-        if not packed:
-            return ()
-        low, high = min(packed.values()), max(packed.values())
-        width = f"{low}-bit" if low == high else f"{low}- to {high}-bit"
-        return (
-            f"{width} weights ({', '.join(packed)}): spectra and ranks carry quantisation noise",
+        return gguf.quantisation_note(
+            self.matrices.stored(p.path).dtype for p in (a.o, a.v, a.q, a.k) if p
         )
 
     def watch(self, watcher: Watcher) -> AbstractContextManager[None]:

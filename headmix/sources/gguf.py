@@ -3,7 +3,7 @@
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,16 @@ def bits(dtype: str) -> int | None:
     """Bits of one number, by the name of a quantised type: 4 for "Q4_1"; None if not quantised."""
     found = re.match(r"(?:I?Q|TQ|MXFP|NVFP)(\d)", dtype)
     return int(found[1]) if found else None
+
+
+def quantisation_note(dtypes: Iterable[str]) -> tuple[str, ...]:
+    """A note where any of these storage types is quantised."""
+    packed = {d: b for d in sorted({*dtypes}) if (b := bits(d))}
+    if not packed:
+        return ()
+    low, high = min(packed.values()), max(packed.values())
+    width = f"{low}-bit" if low == high else f"{low}- to {high}-bit"
+    return (f"{width} weights ({', '.join(packed)}): spectra and ranks carry quantisation noise",)
 
 
 def open_file(path: Path) -> GGUFStore:

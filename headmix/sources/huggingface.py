@@ -24,6 +24,7 @@ from headmix.neighbours import Vocabulary
 from headmix.registry import NotApplicable
 from headmix.sources import FILES, reads, torch_mha
 from headmix.sources.folders import open_store
+from headmix.sources.gguf import quantisation_note
 from headmix.sources.modules import find_sites
 from headmix.sources.stores import BadCheckpoint, read_json
 
@@ -54,8 +55,10 @@ def from_pretrained(
     if gguf_file:
         where["gguf_file"] = gguf_file
     config = _config(model, where)
+    notes: tuple[str, ...] = ()
     if local:  # malformed and pickled files are refused before transformers meets them
-        open_store(Path(model), gguf_file=gguf_file, allow_pickle=allow_pickle)
+        _, store = open_store(Path(model), gguf_file=gguf_file, allow_pickle=allow_pickle)
+        notes = quantisation_note(t.dtype for name, t in store.tensors.items() if "attn" in name)
     named = (config.architectures or [None])[0]
     build: Any = AutoModelForCausalLM if gguf_file else getattr(transformers, str(named), None)
     if not hasattr(build, "from_pretrained"):
@@ -78,6 +81,8 @@ def from_pretrained(
     name = name or (Path(model).name if local else model)
     source = from_model(loaded.to(device).eval(), name=name, tokenizer=tokenizer)
     _require_read(source, info["missing_keys"])
+    for site in source.sites.values():
+        site.notes += notes
     return source
 
 
