@@ -99,15 +99,23 @@ def weighted(heads: Heads, moments: Moments) -> Float[Tensor, "head k head"]:
     return A.mT @ moments.weighted.sum(0).unflatten(0, A.shape[:2])
 
 
+def require_finite(moments: Moments) -> None:
+    """Raises NotApplicable where a layer's activations held NaN or infinity."""
+    if not moments.square.isfinite().all():
+        raise NotApplicable("the activations hold NaN or infinity")
+
+
 @shared
 def covariance(heads: Heads, moments: Moments) -> Float[Tensor, "head k head k"]:
     """Cov(x): what the heads write, laid side by side.
 
     Raises:
-        NotApplicable: fewer than two tokens, or no head's output varies.
+        NotApplicable: fewer than two tokens, activations that are not finite, or no head's output
+            varies.
     """
     if moments.n < 2:
         raise NotApplicable(f"a covariance needs at least two tokens, got {int(moments.n)}")
+    require_finite(moments)
     mean = first(heads, moments) / moments.n
     K = scatter(heads, moments) / moments.n - torch.einsum("ik,jl->ikjl", mean, mean)
     if not diagonal_blocks(K).any():

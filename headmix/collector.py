@@ -36,6 +36,7 @@ class Collector:
         self.values: dict[str, dict[str, dict[str, np.ndarray]]] = {}
         self.skipped: dict[str, dict[str, str]] = {}
         self.counts: dict[str, tuple[float, float]] = {}
+        self.compared: list[str] = []
 
     def refuse(self, layer: str, reason: str) -> None:
         """A layer whose heads are not known keeps its place, empty."""
@@ -53,16 +54,17 @@ class Collector:
 
     def run(self, metric: Metric, layer: str, fetch: Callable[[str], Any]) -> None:
         """One metric on one layer ("" for the whole model); ``fetch`` brings what it needs."""
+        name = metric.name
         try:
             arguments = {need: fetch(need) for need in metric.needs}
-            self.values.setdefault(metric.name, {})[layer] = _evaluate(metric, arguments)
+            self.values.setdefault(name, {})[layer] = _evaluate(metric, arguments)
             moments = arguments.get("moments")
             if metric.within_position and moments is not None and moments.has_positions:
                 inside = arguments | {"moments": moments.within_positions}
                 name = metric.name + WITHIN_POSITION
                 self.values.setdefault(name, {})[layer] = _evaluate(metric, inside)
         except (NotApplicable, LinalgError) as reason:
-            self.skipped.setdefault(metric.name, {})[layer] = str(reason)
+            self.skipped.setdefault(name, {})[layer] = str(reason)
 
     def dataset(self) -> xr.Dataset:
         layers = list(self.shapes)
@@ -111,8 +113,8 @@ class Collector:
         return parts
 
     def _spread(self, values: np.ndarray) -> np.ndarray:
-        """Values [layer, head, layer_b, head_b] over the valid layers, spread over all layers."""
-        valid = [i for i, n in enumerate(self.shapes) if n not in self.invalid]
+        """Values [layer, head, layer_b, head_b] over the layers compared, spread over all."""
+        valid = [i for i, n in enumerate(self.shapes) if n in self.compared]
         if values.ndim == 0 or len(valid) == len(self.shapes):
             return values
         L, (_, H, _, H_b) = len(self.shapes), values.shape
@@ -156,7 +158,7 @@ def _interval(metric: Metric, arguments: dict[str, Any], value: Any) -> dict[str
         ]
     except (NotApplicable, LinalgError):
         return {}
-    low, high = interval(value, replicates)
+    low, high = interval(torch.as_tensor(value), [torch.as_tensor(r) for r in replicates])
     if "heads" in arguments:  # a jackknife knows nothing of the range that a metric has
         low, high = (end.clamp(*metric.bounds(arguments["heads"])) for end in (low, high))
     return {"_low": low, "_high": high}

@@ -35,8 +35,8 @@ def measure(
     model: AttentionModel | Any,
     text: Any = None,
     *,
-    metrics: Iterable[str] | None = None,
-    layers: Iterable[str | int] | None = None,
+    metrics: Iterable[str] | str | None = None,
+    layers: Iterable[str | int] | str | int | None = None,
     folds: int = 5,
     max_tokens: int | None = None,
     tokens_per_batch: int = 1024,
@@ -58,14 +58,15 @@ def measure(
             Metrics of attention patterns are not: they switch the model to eager attention while
             the text runs, the same pass for all metrics, whose memory grows with the square of
             the window.
-        layers: names or positions; by default all.
+        layers: names or positions, in any order; by default all.
         folds: into how many folds documents are dealt, for held-out tests and intervals.
         max_tokens: stop after so many tokens; all by default.
         tokens_per_batch: size of a forward pass.
         max_length: the longest window of text, special tokens included.
         within_position: also give each statistic with the mean at each position taken away.
-        memory: bytes that the sums over tokens may take; layers go in groups, each with a pass
-            over the text of its own, where all do not fit.
+        memory: bytes that the sums over tokens may take while the text runs; layers go in groups,
+            each with a pass over the text of its own, where all do not fit. Metrics then take one
+            layer at a time, and up to twelve times its sums, for the jackknife.
         checkpoint: a file to keep the sums in while the text runs. A later call that finds it goes
             on from there.
         seed: for nulls that are simulated.
@@ -90,7 +91,7 @@ def measure(
     if not isinstance(model, AttentionModel):
         model = load(model, **load_options)
     chosen = _chosen_metrics(metrics, text is not None)
-    names = [model.layer_name(n) for n in layers] if layers is not None else model.layers
+    names = _chosen_layers(model, layers)
     report = progress or (lambda what, done, total: None)
     run = _Run(model, chosen, report, held=HELD if metrics is None else math.inf)
     with torch.random.fork_rng():
@@ -172,12 +173,13 @@ class _Run:
         """What a metric asks for by parameter name."""
         if need == "heads":
             return heads
-        if need == "moments":
-            return seen.moments[layer]
-        if need == "attention":
-            if layer in seen.unseen:
-                raise NotApplicable(seen.unseen[layer])
-            return seen.attention[layer]
+        if need in FROM_TEXT:
+            sums = getattr(seen, need)
+            if layer not in sums:
+                raise NotApplicable(
+                    seen.unseen.get(layer, "the text ended before this layer's turn")
+                )
+            return sums[layer]
         return self.vocabulary() if need == "vocabulary" else self.reads(layer)
 
     def measure_text(
@@ -191,6 +193,8 @@ class _Run:
     ) -> None:
         """Run the text, a group of layers at a time, and every metric of one layer on each."""
         heads = {name: h for name in names if (h := self.read(name)) is not None}
+        if not heads:
+            return
         if within_position and not feed.max_length:
             raise ValueError("within_position needs text: batches of your own tell no positions")
         positions = feed.max_length if within_position else 0
@@ -224,11 +228,13 @@ class _Run:
                 of_all = f" of {feed.n_tokens}" * bool(feed.n_tokens)
                 not_run = f"; not run: {', '.join(left)}" * bool(left)
                 self.attrs["interrupted"] = f"{n_seen}{of_all} tokens were seen{not_run}"
+                self.measure_layers(left, heads, Seen())
                 break
         self.collector.counts = counts
 
     def measure_model(self) -> None:
         """Every metric that compares all layers."""
+        self.collector.compared = [h.layer for h in self.kept]
         for done, metric in enumerate(self.whole_model):
             self.progress(metric.name, done, len(self.whole_model))
             if self.kept:
@@ -239,12 +245,24 @@ class _Run:
         return self.joint if need == "joint" else self.kept
 
 
-def _chosen_metrics(names: Iterable[str] | None, with_text: bool) -> list[Metric]:
+def _chosen_layers(
+    model: AttentionModel, layers: Iterable[str | int] | str | int | None
+) -> list[str]:
+    """The layers in the model's own order, each once: depth is what composition goes by."""
+    if layers is None:
+        return model.layers
+    wanted = {model.layer_name(n) for n in ([layers] if isinstance(layers, str | int) else layers)}
+    if not wanted:
+        raise ValueError(f"no layer was chosen; {model.name} has {', '.join(model.layers)}")
+    return [name for name in model.layers if name in wanted]
+
+
+def _chosen_metrics(names: Iterable[str] | str | None, with_text: bool) -> list[Metric]:
     known = catalogue()
     activations = {n for n, m in known.items() if {*FROM_TEXT} & {*m.needs}}
     if names is None:
         return [m for n, m in known.items() if m.default and (with_text or n not in activations)]
-    names = list(names)
+    names = [names] if isinstance(names, str) else list(names)
     unknown = [n for n in names if n not in known]
     if unknown:
         raise ValueError(f"unknown metric {', '.join(unknown)}; known: {', '.join(known)}")

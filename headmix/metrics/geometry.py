@@ -82,7 +82,8 @@ def _mean_overlap_null(heads: Heads) -> tuple[Tensor, Tensor]:
     _need_pairs(heads)
     mean, sd = _projection_kernel_null(heads)
     # overlaps of different pairs are uncorrelated under Haar, also where they share a head
-    pairs = heads.n_heads * (heads.n_heads - 1) / 2
+    writing = (heads.write_basis.rank > 0).sum()
+    pairs = writing * (writing - 1) / 2
     return _off_diagonal_mean(mean), (_off_diagonal_mean(sd.square()) / pairs).sqrt()
 
 

@@ -115,6 +115,7 @@ def _mean_norm(heads: Heads, moments: Moments) -> Float[Tensor, "head"]:
     activity.frames(heads, moments)
     if not moments.n:
         raise NotApplicable("the moments hold no tokens")
+    activity.require_finite(moments)
     if not moments.norm.any():
         raise NotApplicable("the norm of what each head writes is zero")
     return moments.norm.sum(0) / moments.n

@@ -40,9 +40,10 @@ def _predictors(
             f"held-out R² needs tokens in at least two folds of documents, got {len(filled)}"
         )
     fewest = int(moments.n - filled.max())
-    if fewest <= p.max() + 2:
+    if fewest <= rank.sum() + 2:  # the covariance of all heads is inverted, the predicted included
         raise NotApplicable(
-            f"{fewest} tokens outside one fold are too few to fit {int(p.max())} predictors"
+            f"{fewest} tokens outside one fold are too few for the {int(rank.sum())} directions "
+            "that all heads have together"
         )
     return p
 

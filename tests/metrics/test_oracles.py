@@ -8,7 +8,7 @@ from example_layers import EXAMPLES, OWN, Example, example
 
 import headmix.metrics.composition as composition
 from headmix.heads import Heads
-from headmix.registry import NotApplicable
+from headmix.registry import FROM_TEXT, NotApplicable
 
 every_example = pytest.mark.parametrize("kind", EXAMPLES)
 
@@ -128,7 +128,7 @@ ELSEWHERE = {"principal_angles", "ov_vocabulary", "welch_floor", "ov_gap"}
 
 def test_every_metric_has_an_oracle() -> None:
     # test_moments_oracles.py, test_attention.py
-    on_text = {n for n, m in OWN.items() if {"moments", "attention"} & {*m.needs}}
+    on_text = {n for n, m in OWN.items() if {*FROM_TEXT} & {*m.needs}}
     assert set(ORACLES) | ELSEWHERE | on_text == set(OWN)
 
 
