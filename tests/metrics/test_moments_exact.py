@@ -314,7 +314,7 @@ def few(tokens: int, folds: int = 5) -> tuple[Heads, Moments]:
         ("head_norm", 0, "no tokens"),
         ("variance_share", 1, "at least two tokens, got 1"),
         ("cka", 3, "at least four tokens, got 3"),
-        ("loo_r2", 25, "20 tokens outside one fold are too few to fit 20 predictors"),
+        ("loo_r2", 25, "20 tokens outside one fold are too few for the 24 directions"),
         ("gaussian_mi", 8, "8 tokens always look dependent in 8 directions"),
         ("total_correlation", 24, "24 tokens always look dependent in 24 directions"),
     ],
