@@ -19,6 +19,7 @@ from torch.nn import functional
 from headmix.heads import Heads
 from headmix.layouts import Attention, Layout, Projection, name_layers
 from headmix.model import AttentionModel, PatternWatcher, Watcher, token_factors
+from headmix.sources.assembly import streams_of
 
 _FORWARD = inspect.signature(nn.MultiheadAttention.forward)
 
@@ -114,6 +115,7 @@ class MultiheadSite:
             None if mha.in_proj_bias is None else mha.in_proj_bias.chunk(3)[2].unflatten(0, (H, -1))
         )
         b_O = mha.out_proj.bias
+        stream, kv_stream = streams_of(self.attention)
         return Heads(
             W_O=copy(mha.out_proj.weight.T.unflatten(0, (H, -1))),
             W_V=W_V,
@@ -122,7 +124,8 @@ class MultiheadSite:
             b_V=None if b_V is None else copy(b_V),
             b_O=None if b_O is None else copy(b_O),
             layer=self.attention.name,
-            kv_stream="encoder" if self.attention.cross else None,
+            stream=stream,
+            kv_stream=kv_stream,
         )
 
     @contextmanager

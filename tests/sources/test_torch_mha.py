@@ -228,3 +228,27 @@ def test_widths_of_keys_and_values_may_differ():
     assert heads.W_Q.shape == (H, E, E // H)
     assert heads.W_K.shape == (H, 8, E // H)
     assert heads.W_V.shape == (H, 10, E // H)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+def test_every_tower_reads_a_stream_of_its_own():
+    """Cross layers read the encoder's stream; so encoder heads must be said to write to it."""
+    model = hm.load(nn.Transformer(E, H, 1, 1, 20))
+    streams = {n: (model.heads(n).stream, model.heads(n).kv_stream) for n in model.layers}
+    assert streams == {
+        "encoder.L0": ("encoder", "encoder"),
+        "decoder.L0": ("decoder", "decoder"),
+        "decoder.L0.cross": ("decoder", "encoder"),
+    }
+    scores = hm.measure(model, metrics=["composition_k", "composition_q"])
+
+    def known(metric, layer_b):
+        return scores[metric].sel(layer="encoder.L0", layer_b=layer_b).notnull().values
+
+    assert known("composition_k", "decoder.L0.cross").all()
+    assert not known("composition_q", "decoder.L0.cross").any()
+    assert not known("composition_k", "decoder.L0").any()
+
+    alone = hm.load(nn.TransformerDecoder(nn.TransformerDecoderLayer(E, H, 20), 1))
+    streams = {n: (alone.heads(n).stream, alone.heads(n).kv_stream) for n in alone.layers}
+    assert streams == {"L0": ("residual", "residual"), "L0.cross": ("residual", "encoder")}
