@@ -26,8 +26,8 @@ RULE = (
     "the special ones; two documents never share a window."
 )
 RULE_OF_FIRST = (
-    " The tokenizer puts nothing in front of a window, so that its first token is where causal "
-    "attention has its sink: it is input, but does not count."
+    " The tokenizer puts nothing in front of a window, so that the first position, where causal "
+    "attention has its sink, holds a token of the text: it is input, but does not count."
 )
 RULE_OF_DECODERS = " The encoder reads the window, the decoder the same after its start token."
 
@@ -81,7 +81,9 @@ def batches(
         model: a model that can be run, with a tokenizer unless token ids are given.
         source: what ``read_text`` takes; or an iterable of Batch, or of plain inputs of the
             model's forward (each a document of its own, dealt in turn; where it has an attention
-            mask beside token ids, only what that lets be seen counts).
+            mask beside token ids, only what that lets be seen counts). One array or tensor of
+            three axes or more, or of two with floats, is a batch: each item along its first axis
+            becomes an input with a batch axis of one (images, audio).
         folds: how many folds.
         max_tokens: stop after so many tokens that count; all by default.
         tokens_per_batch: rows × longest row at most, unless one row alone is longer.
@@ -104,22 +106,18 @@ def batches(
             raise ValueError("max_tokens counts the tokens of text; give fewer batches instead")
         return _given(feed, source, folds)
     text = read_text(source)
-    documents, digest = _tokenise(feed, text, max_tokens)
+    documents, digest, first_left_out = _tokenise(feed, text, max_tokens)
     unknown = feed.tokeniser.unknown
     n_documents = len(documents)
     if n_documents < folds:
         documents = blocks(documents, folds)
     dealt = deal([d.n_counted for d in documents], folds)
-    _require(documents, dealt, folds, n_documents)
-    bare_front = not feed.tokeniser.prefix
-    cut = [
-        list(windows(d, feed.room, n, dealt[n], sink=bare_front and d.bare))
-        for n, d in enumerate(documents)
-    ]
+    cut = [_windows(feed, d, n, dealt[n]) for n, d in enumerate(documents)]
+    _require(cut, folds, n_documents, RULE_OF_FIRST * first_left_out)
     packed = pack(chain.from_iterable(cut), tokens_per_batch, feed.length, padded=feed.masks)
     lengths = [[feed.length(window) for window in rows] for rows in packed]
     rule = RULE.format(max_length=feed.max_length)
-    rule += RULE_OF_FIRST * (bare_front and any(d.bare for d in documents))
+    rule += RULE_OF_FIRST * first_left_out
     rule += RULE_OF_DECODERS * feed.two_streams
     return Batches(
         begin=lambda: map(feed.batch, packed),
@@ -131,27 +129,44 @@ def batches(
         },
         n_batches=len(packed),
         n_tokens=sum(window.tokens.n_counted for rows in cut for window in rows),
-        n_documents=len(documents),
+        n_documents=sum(map(bool, cut)),
         max_length=feed.max_length,
         padding=1 - sum(map(sum, lengths)) / sum(len(row) * max(row) for row in lengths),
     )
 
 
-def _tokenise(feed: Feed, text: Text, max_tokens: int | None) -> tuple[list[Tokens], str]:
-    """The documents with a token that counts, in order, as far as they are wanted; their hash."""
+def _tokenise(feed: Feed, text: Text, max_tokens: int | None) -> tuple[list[Tokens], str, bool]:
+    """The documents with a token that counts, in order, as far as they are wanted.
+
+    With them their hash, and whether the first token of a window was left out.
+    """
     documents: list[Tokens] = []
+    first_left_out = False
     digest = hashlib.sha256()
     left = float("inf") if max_tokens is None else max_tokens
     for document in text:
         tokens = feed.tokeniser(document)
         feed.check(tokens)
-        if tokens.n_counted:
+        enough = tokens.n_counted >= left
+        if tokens.n_counted > left:
+            tokens = tokens.first(int(left))
+        first_left_out |= _has_sink(feed, tokens)
+        if _windows(feed, tokens):
             _add(digest, document)
-            documents.append(tokens if tokens.n_counted <= left else tokens.first(int(left)))
+            documents.append(tokens)
             left -= tokens.n_counted
-        if left <= 0:
+        if enough:
             break
-    return documents, digest.hexdigest()
+    return documents, digest.hexdigest(), first_left_out
+
+
+def _windows(feed: Feed, tokens: Tokens, number: int = 0, fold: int = 0) -> list[Window]:
+    sink = _has_sink(feed, tokens)
+    return list(windows(tokens, feed.room, number, fold, sink=sink))
+
+
+def _has_sink(feed: Feed, tokens: Tokens) -> bool:
+    return tokens.bare and not feed.tokeniser.prefix
 
 
 def _add(digest: Any, document: Document) -> None:
@@ -190,16 +205,17 @@ def deal(sizes: Sequence[int], folds: int) -> list[int]:
     return fold_of
 
 
-def _require(documents: list[Tokens], dealt: list[int], folds: int, n_documents: int) -> None:
-    """Raises ValueError where there is too little text."""
-    n_tokens = sum(d.n_counted for d in documents)
+def _require(cut: list[list[Window]], folds: int, n_documents: int, rule: str) -> None:
+    """Raises ValueError where there is too little text; ``rule`` says what else does not count."""
+    n_tokens = sum(window.tokens.n_counted for rows in cut for window in rows)
     if not n_tokens:
-        raise ValueError("the text is empty: no document has a token that counts")
-    if n_tokens < max(2, folds) or len({*dealt}) < folds:
+        raise ValueError(f"the text is empty: no document has a token that counts.{rule}")
+    if n_tokens < max(2, folds) or len({rows[0].fold for rows in cut if rows}) < folds:
         tokens = f"{n_tokens} token{'s' * (n_tokens != 1)} in {n_documents} document"
         raise ValueError(
             f"the text has {tokens}{'s' * (n_documents != 1)}: too short for {folds} folds, each "
-            "of which needs one at least (and a covariance two). Give more text or fewer folds"
+            "of which needs one at least (and a covariance two). Give more text or fewer folds."
+            + rule
         )
 
 
@@ -241,6 +257,8 @@ def _peek(source: Any) -> tuple[Any, bool]:
     """The source, and whether its items are inputs of the model rather than documents."""
     if isinstance(source, Batch | Mapping) and not hasattr(source, "column_names"):
         return [source], True
+    if isinstance(source, Tensor | np.ndarray) and _is_batch(source):
+        return [source[n : n + 1] for n in range(len(source))], True
     whole = isinstance(source, str | Text | Tensor | np.ndarray) or hasattr(source, "column_names")
     if whole or not isinstance(source, Iterable):
         return source, False
@@ -248,6 +266,11 @@ def _peek(source: Any) -> tuple[Any, bool]:
     head = list(islice(iterator, 1))
     again = chain(head, iterator) if iterator is source else source
     return again, bool(head) and _is_input(head[0])
+
+
+def _is_batch(array: Tensor | np.ndarray) -> bool:
+    """Whether it holds inputs along its first axis, and not token ids or rows of them."""
+    return array.ndim > 2 or (array.ndim == 2 and _is_input(array.ravel()))
 
 
 def _is_input(item: Any) -> bool:

@@ -383,3 +383,58 @@ def test_the_first_token_of_a_window_is_a_sink_where_nothing_stands_before_it():
     assert packed.n_tokens == 6
     assert "where causal attention has its sink" in packed.attrs["text_rule"]
     assert "sink" not in batches(KINDS["bert"], id_documents([9, 9]), folds=2).attrs["text_rule"]
+
+
+def nothing_in_front() -> hm.AttentionModel:
+    words = {word: n for n, word in enumerate(["[UNK]", "a", "b", "c"])}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="[UNK]")), unk_token="[UNK]"
+    )
+    tokenizer._tokenizer.pre_tokenizer = Whitespace()
+    return huggingface.from_model(tiny_model("gpt2"), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("text", "folds", "message"),
+    [
+        (["a"] * 20, 5, "the text is empty: .* puts nothing in front of a window"),
+        (["a b"], 1, "the text has 1 token in 1 document: too short for 1 folds"),
+        (["a b c a b c"], 5, "the text has 1 token in 1 document: too short for 5 folds"),
+    ],
+)
+def test_folds_need_tokens_that_count_once_the_first_are_left_out(
+    text: list[str], folds: int, message: str
+):
+    with pytest.raises(ValueError, match=message):
+        batches(nothing_in_front(), text, folds=folds)
+
+
+def test_no_fold_is_given_to_documents_of_a_first_token_alone():
+    model = nothing_in_front()
+    packed = batches(model, ["a"] * 9 + ["a b c"] * 3 + ["b"], folds=3)
+    _check_plan(packed, 6, 3, 64, 1024)
+    assert packed.n_documents == 3
+    limited = batches(model, ["a"] * 9 + ["a b c"] * 3, folds=2, max_tokens=6)
+    assert limited.n_documents == 2
+    long = batches(model, ["a", "a b c " * 10, "b"], folds=3)  # the long one is cut for all folds
+    assert {batch.fold for batch in long} == {0, 1, 2}
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers' own, about tiny sizes
+@pytest.mark.parametrize("of", [torch.as_tensor, np.asarray])
+def test_a_bare_array_of_images_is_a_batch_of_inputs(of: Any):
+    vit = huggingface.from_model(tiny_model("vit", **NAMED["vit"]))
+    size = vit.module.config.image_size
+    images = torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(0))
+    packed = batches(vit, of(images), folds=2)
+    made = list(packed)
+    assert [b.fold for b in made] == [0, 1, 0, 1]
+    assert {tuple(b.inputs.shape) for b in made} == {(1, 3, size, size)}
+    assert torch.equal(torch.cat([b.inputs for b in made]), images)
+    assert packed.n_batches == 4
+    for batch in made:
+        assert vit.forward(batch.inputs).last_hidden_state.shape[0] == 1
+    audio = batches(vit, of(images[0, 0]), folds=1)
+    assert [tuple(b.inputs.shape) for b in audio] == [(1, size)] * size
+    ids = batches(KINDS["gpt2"], of(torch.arange(5, 25).reshape(5, 4)))
+    assert (ids.n_documents, ids.n_tokens) == (5, 20)
