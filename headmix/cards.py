@@ -11,7 +11,16 @@ import numpy as np
 import xarray as xr
 
 from headmix.collector import WITHIN_POSITION
-from headmix.shapes import Measured, group_of, metric_names, shape_of
+from headmix.shapes import (
+    Measured,
+    aligned,
+    counted_in,
+    group_of,
+    is_directed,
+    layer_name,
+    metric_names,
+    shape_of,
+)
 
 #: How many partners a ranking lists.
 NEAREST = 5
@@ -40,6 +49,7 @@ def layer_card(ds: xr.Dataset, layer: str | int) -> Card:
     Raises:
         ValueError: the Dataset has no such layer; the message lists those it has.
     """
+    ds = aligned(ds)
     name = layer_name(ds, layer)
     card = _header(ds, name)
     card["metrics"] = _readings(ds, "profile", {"layer": name})
@@ -53,10 +63,14 @@ def head_card(ds: xr.Dataset, layer: str | int, head: int) -> Card:
     """One head: its numbers beside their nulls, its neighbours, its partners and its words.
 
     Raises:
-        ValueError: no such layer or head; the message lists those there are.
+        ValueError: no such layer or head; the message lists those there are. Or the layer is
+            invalid; the message says why.
     """
+    ds = aligned(ds)
     name = layer_name(ds, layer)
     card = _header(ds, name)
+    if "invalid" in card:
+        raise ValueError(f"layer {name} is invalid, it has no head cards: {card['invalid']}")
     if not 0 <= head < card["n_heads"]:
         raise ValueError(
             f"layer {name} has no head {head}; it has heads 0 to {card['n_heads'] - 1}"
@@ -66,27 +80,13 @@ def head_card(ds: xr.Dataset, layer: str | int, head: int) -> Card:
     card["metrics"] = _readings(ds, "map", here)
     card["within_position"] = _readings(ds, "map", here, within_position=True)
     card["nearest"] = _rankings(ds, "matrix", here)
-    card["reads_from"] = _rankings(ds, "cross", {f"{dim}_b": at for dim, at in here.items()})
-    card["writes_to"] = _rankings(ds, "cross", here)
+    there = {f"{dim}_b": at for dim, at in here.items()}
+    card["nearest_in_any_layer"] = _rankings(ds, "cross", here, directed=False)
+    card["reads_from"] = _rankings(ds, "cross", there, directed=True)
+    card["writes_to"] = _rankings(ds, "cross", here, directed=True)
     card["spectra"] = _spectra(ds, "spectrum", here)
     card["words"] = _words(ds, here)
     return card
-
-
-def layer_name(ds: xr.Dataset, layer: str | int) -> str:
-    """The name of a layer given by name, by number, or else by position in the Dataset.
-
-    Raises:
-        ValueError: there is no such layer; the message lists those there are.
-    """
-    names = [str(name) for name in ds.layer.values]
-    for candidate in (str(layer), f"L{layer}"):
-        if candidate in names:
-            return candidate
-    position = int(layer) if str(layer).lstrip("-").isdigit() else len(names)
-    if -len(names) <= position < len(names):
-        return names[position]
-    raise ValueError(f"no layer {layer!r} in these results; they have {', '.join(names)}")
 
 
 def _header(ds: xr.Dataset, layer: str) -> Card:
@@ -118,6 +118,7 @@ def _text(ds: xr.Dataset, layer: str) -> Card | None:
         "source": ds.attrs.get("text", ""),
         "n_tokens": int(at.n_tokens),
         "n_documents": int(at.n_documents),
+        "counted_in": counted_in(ds),
         "folds": int(ds.attrs.get("folds", 0)),
         "interrupted": ds.attrs.get("interrupted", ""),
     }
@@ -185,10 +186,16 @@ def _reading(measured: Measured, index: tuple[int, ...]) -> Card:
     return {n: v if v is not None and np.isfinite(v) else None for n, v in numbers.items()}
 
 
-def _rankings(ds: xr.Dataset, shape: str, here: Place) -> list[Card]:
-    """For each pair metric the partners of one head, the largest value first."""
+def _rankings(ds: xr.Dataset, shape: str, here: Place, directed: bool | None = None) -> list[Card]:
+    """For each pair metric the partners of one head, the largest value first.
+
+    Args:
+        directed: only metrics where it matters which head comes first, or only those where not.
+    """
     rankings = []
     for about, measured in _of_shape(ds, shape, here):
+        if directed is not None and is_directed(ds[about["metric"]]) != directed:
+            continue
         values = measured.value
         order = np.argsort(-values.values, axis=None, kind="stable")[:NEAREST]
         partners = []

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.colors import sample_colorscale
 
-from headmix.shapes import UNITS, Measured, metric_names, shape_of
+from headmix.shapes import UNITS, Measured, layer_name, metric_names, shape_of
 
 #: Diverging: blue below the null, orange above, no colour at it; told apart in every common
 #: colour blindness. Sequential: pale to blue, where there is no null to centre on.
@@ -64,7 +64,7 @@ def plot(
     Args:
         ds: from ``measure`` or ``open_results``.
         metric: the name of a variable.
-        layer: a name, or a position.
+        layer: a name, a number (5 is L5), or else a position.
         head: a head (or KV head, for metrics that count those).
 
     Raises:
@@ -76,7 +76,7 @@ def plot(
     chosen = Measured.of(ds, metric)
     where = []
     if layer is not None and "layer" in chosen.value.dims:
-        name = _layer_name(ds, layer)
+        name = layer_name(ds, layer)
         chosen, where = chosen.without_self().sel("layer", name), [name]
     unit = next((u for u in UNITS if u in chosen.value.dims), None)
     if head is not None and unit is not None:
@@ -90,15 +90,6 @@ def plot(
     return _draw(chosen, ds[metric].attrs, where + reduced)
 
 
-def _layer_name(ds: xr.Dataset, layer: str | int) -> str:
-    names = [str(n) for n in ds.layer.values]
-    if layer in names:
-        return str(layer)
-    if str(layer).lstrip("-").isdecimal() and -len(names) <= int(layer) < len(names):
-        return names[int(layer)]
-    raise ValueError(f"no layer {layer!r} in these results; there are {', '.join(names)}")
-
-
 def _to_two_axes(chosen: Measured) -> tuple[Measured, list[str]]:
     """Reduce over axes until two are left; returns what was done, in words."""
     dims = [str(d) for d in chosen.value.dims]
@@ -108,7 +99,7 @@ def _to_two_axes(chosen: Measured) -> tuple[Measured, list[str]]:
         over = tuple(d for d in dims if d in UNITS or d.removesuffix("_b") in UNITS)[
             2 - len(dims) :
         ]
-        return chosen.reduce("max", over), [f"strongest over {_several(over)}"]
+        return chosen.without_self().reduce("max", over), [f"strongest over {_several(over)}"]
     over = tuple(d for d in dims if d.endswith("_b")) or tuple(d for d in dims if d in UNITS)
     over = over or tuple(dims[: len(dims) - 2])
     reduced, words = chosen.without_self().reduce("mean", over), [f"mean over {_several(over)}"]

@@ -1,5 +1,6 @@
 """The shapes that results come in. Plots and page are driven by these, never by a metric's name."""
 
+import re
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
@@ -7,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from headmix.collector import WITHIN_POSITION
+from headmix.registry import FROM_TEXT
 
 #: Axes that count parts of a layer.
 UNITS = ("head", "kv_head")
@@ -28,7 +30,59 @@ def metric_names(ds: xr.Dataset, *, within_position: bool | None = None) -> list
 def group_of(variable: xr.DataArray) -> str:
     """What a metric was measured on: "weights" or "text"."""
     needs = str(variable.attrs.get("needs", "")).split(", ")
-    return "text" if {"moments", "attention"} & {*needs} else "weights"
+    return "text" if {*FROM_TEXT} & {*needs} else "weights"
+
+
+def counted_in(ds: xr.Dataset) -> str:
+    """What the text was dealt to folds by: "documents", or "blocks" where it was cut."""
+    cut = re.search(r", cut into \d+ contiguous blocks", str(ds.attrs.get("text", "")))
+    return "blocks" if cut else "documents"
+
+
+def layer_name(ds: xr.Dataset, layer: str | int) -> str:
+    """The name of a layer given by name, by number (5 is L5), or else by position in the Dataset.
+
+    Raises:
+        ValueError: there is no such layer; the message lists those there are.
+    """
+    names = [str(name) for name in np.atleast_1d(ds.layer.values)]
+    for candidate in (str(layer), f"L{layer}"):
+        if candidate in names:
+            return candidate
+    position = int(layer) if re.fullmatch(r"-?\d+", str(layer)) else len(names)
+    if -len(names) <= position < len(names):
+        return names[position]
+    raise ValueError(f"no layer {layer!r} in these results; they have {', '.join(names)}")
+
+
+def aligned(ds: xr.Dataset) -> xr.Dataset:
+    """The Dataset with the second axes of pairs cut to what its first axes hold.
+
+    A choice of layers leaves ``layer_b`` whole; what is left out is left out at both ends here.
+
+    Raises:
+        ValueError: no axis of layers, or only some of the heads: they are counted from 0.
+    """
+    if "layer" not in ds.dims:
+        raise ValueError('these results have no axis of layers: choose with sel(layer=["L0"])')
+    for unit in UNITS:
+        labels = ds[unit].values if unit in ds.coords else np.arange(ds.sizes.get(unit, 0))
+        lost = unit not in ds.dims and (unit in ds.coords or f"{unit}_b" in ds.dims)
+        if lost or labels.tolist() != list(range(labels.size)):
+            raise ValueError(
+                f"these results were cut to {unit} {labels.tolist()}: cards and report need every "
+                f"{unit} of a layer; only layers can be chosen, as in sel(layer=[...])"
+            )
+    for dim in ("layer", *UNITS):
+        if f"{dim}_b" not in ds.dims or ds[f"{dim}_b"].values.tolist() == ds[dim].values.tolist():
+            continue
+        if missing := {*ds[dim].values.tolist()} - {*ds[f"{dim}_b"].values.tolist()}:
+            raise ValueError(
+                f"these results were cut along {dim}_b, where {sorted(missing)} of {dim} are not: "
+                f"choose along {dim} alone"
+            )
+        ds = ds.sel({f"{dim}_b": ds[dim].values})
+    return ds
 
 
 def shape_of(variable: xr.DataArray | xr.Variable) -> str:
@@ -55,6 +109,16 @@ def shape_of(variable: xr.DataArray | xr.Variable) -> str:
         case (unit, "layer_b", unit_b) if unit in UNITS and unit_b == f"{unit}_b":
             return "cross"
     return "other"
+
+
+def is_directed(value: xr.DataArray) -> bool:
+    """Whether it matters which head of a pair comes first, as where one writes what one reads."""
+    first = [d for d in ("layer", *UNITS) if d in value.dims and f"{d}_b" in value.dims]
+    second = [f"{d}_b" for d in first]
+    rest = [d for d in value.dims if d not in (*first, *second)]
+    there = value.transpose(*rest, *first, *second).values
+    back = value.transpose(*rest, *second, *first).values
+    return not np.allclose(there, back, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
 def _pair_or_curve(dim: Hashable) -> str:
@@ -100,9 +164,10 @@ class Measured:
         """The value of a unit with itself blanked: it compares nothing."""
         value = self.value
         for unit in UNITS:
-            if unit in value.dims and f"{unit}_b" in value.dims and "layer_b" not in value.dims:
-                size = value.sizes[unit]
-                same = xr.DataArray(np.eye(size, dtype=bool), dims=(unit, f"{unit}_b"))
+            if unit in value.dims and f"{unit}_b" in value.dims:
+                same = value[unit] == value[f"{unit}_b"]
+                if "layer_b" in value.dims:
+                    same = same & (value["layer"] == value["layer_b"])
                 value = value.where(~same)
         return replace(self, value=value)
 

@@ -14,8 +14,8 @@ NULL_CAVEAT = (
     "independent draws."
 )
 INTERVAL_CAVEAT = (
-    "Under a value measured on text: its 95 % interval over documents. Nulls on text are for "
-    "independent tokens, which those of one document are not."
+    "Under a value measured on text: its 95 % interval over documents. Nulls that count tokens "
+    "take them to be independent, which tokens of one document are not: read the interval."
 )
 _BARS = "▁▂▃▄▅▆▇█"
 _LONGEST, _SHOWN = 24, 4
@@ -44,6 +44,7 @@ def head_card(card: Mapping[str, Any]) -> RenderableType:
     parts += _measured(card)
     for key, title in (
         ("nearest", "Nearest heads in this layer (value, z_null)"),
+        ("nearest_in_any_layer", "Nearest heads in any layer (value, z_null)"),
         ("reads_from", "Composes with earlier heads (their output, this head's input)"),
         ("writes_to", "Composes with later heads (this head's output, their input)"),
     ):
@@ -63,7 +64,7 @@ def layer_card(card: Mapping[str, Any], width: int = 80) -> RenderableType:
     if card["spectra"]:
         parts += [_section("Spectra"), _spectra(card["spectra"])]
     rows = card["heads"]
-    names = [reading["metric"] for reading in rows[0]["metrics"]]
+    names = list(dict.fromkeys(reading["metric"] for row in rows for reading in row["metrics"]))
     pairs = list(dict.fromkeys(name for row in rows for name in row["nearest"]))
     if names:
         parts.append(_section("Its heads (value, z_null)"))
@@ -113,6 +114,8 @@ def _facts(card: Mapping[str, Any], more: str = "") -> Text:
         f"d_head {card['d_head']}, d_model {card['d_model']}",
         f"{card['processing']} weights",
     ]
+    if not card["n_heads"]:  # refused: nothing is known of its heads
+        facts = [f"{card['processing']} weights"]
     text = Text(", ".join([*facts, more] if more else facts))
     if card["text"]:
         text.append(f"\n{_text(card['text'])}")
@@ -132,8 +135,8 @@ def _footer(card: Mapping[str, Any]) -> Text:
 def _text(text: Mapping[str, Any]) -> str:
     """Which text was read, in a line."""
     read = (
-        f"On text: {text['n_tokens']:,} tokens of {text['n_documents']:,} documents in "
-        f"{text['folds']} folds, {text['source']}"
+        f"On text: {text['n_tokens']:,} tokens of {text['n_documents']:,} "
+        f"{text['counted_in']} in {text['folds']} folds, {text['source']}"
     )
     return printable(f"{read}; interrupted: {text['interrupted']}" if text["interrupted"] else read)
 

@@ -135,6 +135,18 @@ def hostile() -> xr.Dataset:
     return ds
 
 
+def any_layer() -> xr.Dataset:
+    """On text, with a metric that compares any two heads of the model, whichever comes first."""
+    ds = on_text()
+    L, H = ds.sizes["layer"], ds.sizes["head"]
+    pairs = np.random.default_rng(2).random((L * H, L * H))
+    alike = ((pairs + pairs.T) / 2 + 2 * np.eye(L * H)).reshape(L, H, L, H)
+    about = describe("Alike anywhere", needs="layers, joint")
+    ds["alike"] = (("layer", "head", "layer_b", "head_b"), alike, about)
+    ds["alike_null_mean"], ds["alike_null_sd"] = ((), 0.0), ((), 0.1)
+    return ds
+
+
 def on_text() -> xr.Dataset:
     """Every shape, and made-up metrics of activations: intervals, and one without position."""
     ds = every_shape()

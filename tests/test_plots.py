@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from small import every_shape, hostile, on_text
+from small import any_layer, every_shape, hostile, on_text
 
 from headmix.plots import plot
-from headmix.shapes import Measured, metric_names, shape_of
+from headmix.shapes import Measured, group_of, is_directed, metric_names, shape_of
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_z_null_counts_null_standard_deviations(ds):
         ({"metric": "d_head"}, r"no metric 'd_head'"),
         (
             {"metric": "per_head", "layer": "L9"},
-            r"no layer 'L9' in these results; there are L0, L1",
+            r"no layer 'L9' in these results; they have L0, L1",
         ),
         ({"metric": "per_head", "layer": 3}, r"no layer 3 in these results"),
         ({"metric": "per_head", "head": 4}, r"per_head has no head 4; it has \[0, 1, 2, 3\]"),
@@ -145,3 +145,39 @@ def test_text_from_the_data_is_never_markup():
         written = plot(ds, name).to_json()
         for tag in ("<img", "<script", "<a href", "\\u003cimg", "\\u003cscript", "\\u003ca href"):
             assert tag not in written
+
+
+def test_a_pair_of_any_layers_has_no_direction_where_both_ends_give_the_same(ds):
+    both = any_layer()
+    assert is_directed(both.cross)
+    assert not is_directed(both.alike)
+    assert not is_directed(both.projection_kernel)
+    assert group_of(both.alike) == "text"  # "joint" comes from text too
+    blank = Measured.of(both, "alike").without_self().value
+    own = np.eye(12, dtype=bool).reshape(3, 4, 3, 4)
+    np.testing.assert_array_equal(np.isnan(blank), own)
+    assert plot(both, "alike").data[0].zmax < 1  # a head with itself would be 2 and more
+
+
+def test_layers_are_found_by_name_by_number_and_else_by_position(ds):
+    upper = ds.sel(layer=["L1", "L2"])
+
+    def shown(layer):
+        return plot(upper, "per_head", layer=layer).layout.title.text
+
+    assert "L1" in shown(1)
+    assert "L1" in shown("1")
+    assert "L1" in shown(0)
+    assert "L2" in shown(-1)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_choice_of_layers_and_heads_is_drawn(ds, name):
+    assert plot(ds.sel(layer=["L1"]), name).data
+    assert plot(ds.isel(head=[0, 2]), name).data
+
+
+def test_a_choice_of_heads_leaves_out_each_with_itself(ds):
+    cells = plot(ds.isel(head=[2, 0]), "projection_kernel", layer="L1").data[0]
+    assert np.isnan(cells.z[[0, 1], [2, 0]]).all()
+    assert np.isnan(cells.z).sum() == 2

@@ -16,6 +16,7 @@ from headmix import __version__
 from headmix.files import whole_file
 from headmix.page import findings, glossary, payload, summary
 from headmix.registry import TRANSFORMATIONS
+from headmix.shapes import aligned
 from headmix.terminal import interval
 
 #: In the order in which they build on each other; together they are the page's one script.
@@ -31,7 +32,7 @@ def report(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
         The path written. The file appears whole or not at all.
 
     Raises:
-        ValueError: the Dataset does not come from ``measure``.
+        ValueError: the Dataset does not come from ``measure``, or holds only some of the heads.
         OSError: the folder does not exist or cannot be written to.
     """
     if "headmix_format" not in ds.attrs or "layer" not in ds.dims:
@@ -43,6 +44,7 @@ def report(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
 
 def render(ds: xr.Dataset) -> str:
     """The page as text."""
+    ds = aligned(ds)
     script = "".join(_asset(f"js/{name}") for name in _SCRIPTS)
     style = _asset("style.css")
     plotly_packed, plotly_hash = _plotly()

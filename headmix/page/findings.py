@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 
 from headmix.page.summary import Row, link, place, rows
-from headmix.shapes import Measured
+from headmix.shapes import Measured, counted_in
 from headmix.terminal import interval
 
 
@@ -189,7 +189,7 @@ def _read(ds: xr.Dataset) -> str:
     if "n_tokens" not in ds:
         return ""
     tokens, documents = float(ds.n_tokens.max()), float(ds.n_documents.max())
-    return f" On {tokens:,.0f} tokens of {documents:,.0f} documents."
+    return f" On {tokens:,.0f} tokens of {documents:,.0f} {counted_in(ds)}."
 
 
 def _relation(value: float, null: float) -> str:

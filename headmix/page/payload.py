@@ -9,7 +9,7 @@ import xarray as xr
 
 from headmix.collector import WITHIN_POSITION
 from headmix.plots import SCALES
-from headmix.shapes import group_of, metric_names, shape_of
+from headmix.shapes import Measured, group_of, is_directed, metric_names, shape_of
 
 #: Where a script element's content could end or a string literal break.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -40,7 +40,9 @@ def script_json(data: dict[str, Any]) -> str:
 def _metric(ds: xr.Dataset, name: str) -> dict[str, Any]:
     variable = ds[name]
     shape = shape_of(variable)
-    kept = _strongest(variable) if shape == "cross" and variable.size > _MOST_PAIRS else None
+    kept = None
+    if shape == "cross" and variable.size > _MOST_PAIRS:
+        kept = _strongest(Measured.of(ds, name).without_self().value)
     least = str(variable.attrs.get("range", "")).strip("[").split(",")[0]
     within = name + WITHIN_POSITION
     return {
@@ -48,6 +50,7 @@ def _metric(ds: xr.Dataset, name: str) -> dict[str, Any]:
         "title": variable.attrs["title"],
         "unit": variable.attrs.get("units", ""),
         "shape": shape,
+        "directed": shape == "cross" and is_directed(variable),
         "group": group_of(variable),
         "signed": least.startswith(("-", "−")),
         "value": _words(variable) if shape == "text" else _numbers(variable, kept),

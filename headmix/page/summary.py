@@ -10,7 +10,15 @@ import numpy as np
 import xarray as xr
 
 from headmix.collector import WITHIN_POSITION
-from headmix.shapes import UNITS, Measured, group_of, metric_names, shape_of
+from headmix.shapes import (
+    UNITS,
+    Measured,
+    counted_in,
+    group_of,
+    is_directed,
+    metric_names,
+    shape_of,
+)
 
 _QUANTISED = re.compile(r"\bi?q[1-8]_\w+|\bnf4\b|\bint[48]\b|[48][- ]?bit|quanti[sz]ed", re.I)
 
@@ -75,15 +83,16 @@ def _row(ds: xr.Dataset, name: str) -> Row | None:
         return None
     flat = int(np.nanargmax(distance.values))
     at = dict(zip(value.dims, np.unravel_index(flat, value.shape), strict=True))
+    directed = shape_of(value) not in ("matrix", "cross") or is_directed(value)
     return Row(
         title=_title(ds, name),
         name=name,
-        n=n // 2 if shape_of(value) == "matrix" and _symmetric(value) else n,
+        n=n if directed else n // 2,
         mean=float(value.mean()),
         null_mean=_mean(measured.mean, value),
         null_sd=_mean(measured.sd, value),
         beyond=None if z is None else _share_beyond(z.values),
-        place=place(ds, at),
+        place=place(ds, at, directed),
         link=link(ds, at),
         value=float(value.isel(at)),
         z_null=None if z is None else float(z.isel(at)),
@@ -106,14 +115,9 @@ def _mean(null: xr.DataArray | None, value: xr.DataArray) -> float | None:
     return None if null is None else float(null.where(np.isfinite(value)).mean())
 
 
-def _symmetric(value: xr.DataArray) -> bool:
-    v = value.values
-    return bool(np.allclose(v, v.swapaxes(-1, -2), rtol=1e-4, atol=1e-6, equal_nan=True))
-
-
-def place(ds: xr.Dataset, at: dict[Any, Any]) -> str:
+def place(ds: xr.Dataset, at: dict[Any, Any], directed: bool = True) -> str:
     """Where in the model, in the field's shorthand: L3H5, a pair L3H5 – L3H7,
-    or a pair across layers L3H5 → L4H2."""
+    or, where one writes and the other reads, a pair across layers L3H5 → L4H2."""
     layers = [str(n) for n in ds.layer.values]
     names = []
     for end in ("", "_b"):
@@ -123,7 +127,7 @@ def place(ds: xr.Dataset, at: dict[Any, Any]) -> str:
             number = "" if unit is None else f"{'H' if unit == 'head' else 'KV'}{at[unit + end]}"
             space = " " if unit and not re.fullmatch(r"L\d+", layers[layer]) else ""
             names.append(layers[layer] + space + number)
-    return (" → " if "layer_b" in at else " – ").join(names)
+    return (" → " if directed and "layer_b" in at else " – ").join(names)
 
 
 def link(ds: xr.Dataset, at: dict[Any, Any]) -> str:
@@ -154,7 +158,7 @@ def facts(ds: xr.Dataset) -> list[tuple[str, str]]:
     found.append(("weights", ds.attrs.get("processing", "not said")))
     if "n_tokens" in ds:
         found += [("tokens of text", _span(ds.n_tokens.values))]
-        found += [("documents", _span(ds.n_documents.values))]
+        found += [(counted_in(ds), _span(ds.n_documents.values))]
     return found
 
 

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from small import every_shape, hostile, on_text
+from small import any_layer, every_shape, hostile, on_text
 
 from headmix.page import payload, report
 
@@ -264,3 +264,32 @@ def test_the_demo_page(visit, tmp_path):
     for panel in PANELS:
         scroll_to(page, panel)
     assert json.loads(page.locator("#data").text_content())["heads"] == 12
+
+
+def test_pairs_without_direction_are_near_and_neither_written_nor_read(visit, tmp_path):
+    ds = any_layer()
+    page = visit(report(ds, tmp_path / "page.html"), "#layer=L1&head=2")
+    body = page.locator("#card-body")
+    assert "Nearest heads in any layer by alike anywhere" in body.inner_text()
+    (card,) = [t for t in body.locator("section").all()
+               if "Nearest heads in any layer" in t.inner_text()]  # fmt: skip
+    others = ds.alike.sel(layer="L1", head=2).values.copy()
+    others[1, 2] = -1
+    first = np.unravel_index(others.argmax(), others.shape)
+    shown = card.locator("tr:has(td)").first.inner_text()
+    assert f"L{first[0]}H{first[1]}" in shown
+    assert "from" not in card.inner_text()
+    scroll_to(page, "across")
+    select(page, "cross", "alike", "#across")
+    settled(
+        page, "document.getElementById('across-plot').layout.xaxis.title.text === 'other layer'"
+    )
+    assert max(map(max, cells(page, "across"))) < 1  # a head with itself would be 2 and more
+    rows = page.locator("#across-strongest tbody tr")
+    ends = [frozenset(r.inner_text().split()[:2]) for r in rows.all()]
+    assert len({*ends}) == len(ends)
+    assert "written" not in page.locator("#across").inner_text().split("Where one head")[0]
+    select(page, "ends", "head", "#across")
+    settled(page, "document.getElementById('across-plot').data[0].z[0].length === 4")
+    assert cells(page, "across")[1][2] is None
+    assert "written" not in page.locator("#across-caption").inner_text()

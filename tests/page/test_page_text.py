@@ -6,10 +6,11 @@ import re
 
 import numpy as np
 import pytest
-from small import describe, every_shape, hostile, on_text
+from small import any_layer, describe, every_shape, hostile, on_text
 
 from headmix.page import findings, payload, render, report
 from headmix.page.summary import left_out, provenance, quantised, rows, tables
+from headmix.shapes import aligned
 
 INTERVAL = ("_null_mean", "_null_sd", "_low", "_high")
 
@@ -212,3 +213,54 @@ def test_the_page_says_neither_significant_nor_p_value(ds):
     page = render(ds).split('<script type="text/plain"')[0].lower()
     assert "significan" not in page
     assert "p-value" not in page
+
+
+def test_a_pair_without_direction_counts_once_and_has_no_arrow():
+    ds = any_layer()
+    row = next(r for r in rows(ds) if r.name == "alike")
+    assert row.n == 12 * 11 // 2
+    assert re.fullmatch(r"L\dH\d – L\dH\d", row.place)
+    assert len(set(row.place.split(" – "))) == 2
+    assert "→" in next(r for r in rows(ds) if r.name == "cross").place
+    directed = {m["name"]: m["directed"] for m in payload.plain(ds)["metrics"]}
+    assert directed["cross"]
+    assert not directed["alike"]
+
+
+def test_of_very_many_pairs_no_head_with_itself_travels(monkeypatch):
+    monkeypatch.setattr(payload, "_MOST_PAIRS", 10)
+    monkeypatch.setattr(payload, "_PARTNERS", 1)
+    value = next(m for m in payload.plain(any_layer())["metrics"] if m["name"] == "alike")["value"]
+    at = np.frombuffer(base64.b64decode(value["at"]), "<u4")
+    first, second = np.divmod(at, 12)
+    assert (first != second).all()
+    assert {*zip(first, second, strict=True)} == {*zip(second, first, strict=True)}
+
+
+def test_a_choice_of_layers_has_a_page_of_its_own(ds):
+    one = ds.sel(layer=["L0"])
+    assert {row.place[:2] for row in rows(aligned(one))} == {"L0"}
+    data = json.loads(re.search(r'id="data">(.*?)</script>', render(one), re.S)[1])
+    assert data["layers"] == data["labels"]["layer_b"] == ["L0"]
+    upper = json.loads(
+        re.search(r'id="data">(.*?)</script>', render(ds.sel(layer=["L2", "L1"])), re.S)[1]
+    )
+    cross = next(m for m in upper["metrics"] if m["name"] == "cross")["value"]
+    numbers = np.frombuffer(base64.b64decode(cross["numbers"]), "<f4").reshape(cross["shape"])
+    np.testing.assert_array_equal(numbers[1, :, 0], ds.cross.values[1, :, 2].astype("f4"))
+
+
+@pytest.mark.parametrize("heads", [0, [1, 2], [2, 0]])
+def test_a_choice_of_heads_is_refused(ds, heads, tmp_path):
+    with pytest.raises(ValueError, match=r"cut to head .*only layers can be chosen"):
+        report(ds.isel(head=heads), tmp_path / "page.html")
+    with pytest.raises(ValueError, match=r"cut along layer_b"):
+        report(ds.isel(layer_b=[0]), tmp_path / "page.html")
+
+
+def test_blocks_are_not_called_documents():
+    ds = on_text().rename({f"pair_on_text{s}": f"cka{s}" for s in ("", *INTERVAL)})
+    assert "of 9 documents." in findings.find(ds)[-1].text
+    cut = ds.assign_attrs(text="a text, cut into 9 contiguous blocks that stand in for documents")
+    assert "On 1,200 tokens of 9 blocks." in findings.find(cut)[-1].text
+    assert "<dt>blocks</dt>" in render(cut)

@@ -59,15 +59,15 @@ function distance({ z }) {
 }
 
 function nearest(layer, head, n = 3) {
-  return metricsOf("matrix").map((metric) => {
+  return metricsOf("matrix", "cross").filter((metric) => !metric.directed).map((metric) => {
     const found = partners(metric, layer, head).sort((a, b) => strength(metric, b) - strength(metric, a)).slice(0, n);
-    return found.length ? titled(`Nearest by ${lower(metric.title)}`, table(HEAD(), found.map((p) => partnerRow(metric, p, "_b"))), "partners") : null;
+    return found.length ? titled(`${metric.shape === "cross" ? "Nearest heads in any layer" : "Nearest"} by ${lower(metric.title)}`, table(HEAD(), found.map((p) => partnerRow(metric, p, "_b"))), "partners") : null;
   });
 }
 
 /* Heads of other layers that this one reads from, and those that read it. */
 function composed(layer, head, n = 3) {
-  return metricsOf("cross").map((metric) => {
+  return metricsOf("cross").filter((metric) => metric.directed).map((metric) => {
     const all = partners(metric, layer, head).sort((a, b) => strength(metric, b) - strength(metric, a));
     const from = all.filter((p) => isOwn(metric, p.at, layer, head, "_b")).slice(0, n);
     const to = all.filter((p) => isOwn(metric, p.at, layer, head, "")).slice(0, n);

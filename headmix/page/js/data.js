@@ -86,7 +86,7 @@ function pairPlaces({ value }) {
   });
 }
 
-/* The pairs that one head takes part in: as the first, and across layers as either. */
+/* The pairs that one head takes part in: as the first, and as either where it matters which. */
 function partners(metric, layer, head) {
   metric.byHead ??= groupByHead(metric);
   return metric.byHead.get(`${layer},${unitOf(metric, layer, head)}`) || [];
@@ -96,7 +96,7 @@ function groupByHead(metric) {
   const found = new Map();
   const u = unit(metric);
   for (const pair of pairs(metric)) {
-    for (const end of metric.shape === "cross" ? ["", "_b"] : [""]) {
+    for (const end of metric.directed ? ["", "_b"] : [""]) {
       const key = `${pair.at["layer" + end]},${pair.at[u + end]}`;
       if (!found.has(key)) found.set(key, []);
       found.get(key).push(pair);
@@ -139,6 +139,11 @@ function named(name) {
 
 function headExists(layer, head) {
   return DATA.kv_of_head.length === 0 || DATA.kv_of_head[layer][head] >= 0;
+}
+
+/* A pair in words: with an arrow where one writes what the other reads. */
+function pairName(metric, at) {
+  return `${placeName(at)} ${metric.directed ? "→" : "–"} ${placeName(at, "_b")}`;
 }
 
 /* Names of places, in the field's shorthand: L3H5. */

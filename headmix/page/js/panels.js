@@ -103,7 +103,7 @@ const PANELS = {
       return state.ends === "head" ? partnersFigure(metric) : layersFigure(metric);
     },
     caption: () => (state.ends === "head"
-      ? `${named(state.cross).title} of ${placeName({ layer: state.layer, head: state.head })} with every other head: written by it where the other layer is later, read by it where earlier.`
+      ? `${named(state.cross).title} of ${placeName({ layer: state.layer, head: state.head })} with every other head${named(state.cross).directed ? ": written by it where the other layer is later, read by it where earlier" : ""}.`
       : `${named(state.cross).title}: the strongest pair between each two layers.`) +
       (named(state.cross).value.at ? " Of so many pairs the page holds only the strongest; all are in the results file." : ""),
     click([row, column]) {
@@ -139,9 +139,9 @@ const NOTHING = { value: NaN, mean: NaN, sd: NaN, low: NaN, high: NaN, z: NaN };
 function layersFigure(metric) {
   const cells = DATA.layers.map((_, i) => DATA.layers.map((_, j) => {
     const best = largest(metric, i, j);
-    return best ? { ...best, where: `${placeName(best.at)} → ${placeName(best.at, "_b")}` } : { ...NOTHING, where: "" };
+    return best ? { ...best, where: pairName(metric, best.at) } : { ...NOTHING, where: "" };
   }));
-  return grid({ metric, cells, rows: DATA.layers, columns: DATA.layers, rowTitle: "written in layer", columnTitle: "read in layer" });
+  return grid({ metric, cells, rows: DATA.layers, columns: DATA.layers, ...(metric.directed ? { rowTitle: "written in layer", columnTitle: "read in layer" } : { rowTitle: "layer", columnTitle: "other layer" }) });
 }
 
 function partnersFigure(metric) {
@@ -151,7 +151,7 @@ function partnersFigure(metric) {
     const forward = { ...own, layer_b: layer, [u + "_b"]: place };
     const backward = { layer, [u]: place, layer_b: own.layer, [u + "_b"]: own[u] };
     const at = Number.isNaN(entry(metric.value, forward)) ? backward : forward;
-    return { ...look(metric, at), where: `${placeName(at)} → ${placeName(at, "_b")}` };
+    return { ...look(metric, at), ...(isSelf(at) ? { value: NaN, z: NaN } : {}), where: pairName(metric, at) };
   }));
   return grid({ metric, cells, rows: DATA.layers, columns: DATA.labels[u], rowTitle: "layer", columnTitle: "other head", upwards: true, ringed: [own.layer, own[u]] });
 }
@@ -173,10 +173,11 @@ function furthest(metric, layer, n = 12) {
 
 function strongest(metric, n = 12) {
   const u = unit(metric);
-  const rows = [...pairs(metric)].sort((a, b) => b.value - a.value).slice(0, n).map((p) => [
+  const once = pairs(metric).filter(({ at }) => metric.directed || at.layer < at.layer_b || (at.layer === at.layer_b && at[u] < at[u + "_b"]));
+  const rows = once.sort((a, b) => b.value - a.value).slice(0, n).map((p) => [
     chooser(placeName(p.at), p.at.layer, headOf(metric, p.at.layer, p.at[u])),
     chooser(placeName(p.at, "_b"), p.at.layer_b, headOf(metric, p.at.layer_b, p.at[u + "_b"])),
     p.value, nullText(p), p.z,
   ]);
-  return table(["written by", "read by", metric.title, "null ± sd", zNull()], rows);
+  return table([...(metric.directed ? ["written by", "read by"] : ["head", "other head"]), metric.title, "null ± sd", zNull()], rows);
 }
