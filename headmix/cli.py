@@ -28,6 +28,7 @@ from headmix.options import (
     Talk,
     command,
     layer_list,
+    said,
 )
 
 _HELP = """
@@ -142,6 +143,7 @@ def measure(
         ds = _run(model, loading, measuring, reading, talk)
     else:
         with one_writer(out):
+            _sweep(out)
             kept = _unfinished(out, resume) if reading.text else None
             ds = _run(model, loading, measuring, reading, talk, checkpoint=kept)
             hm.save(ds, out)
@@ -244,11 +246,14 @@ def _run(
     checkpoint: Path | None = None,
 ) -> Any:
     """The Dataset of a finished run, or of one made now; ``layer`` must exist before the work."""
-    text = reading.measure_options()
     if model.endswith(".nc"):
-        if text:
-            raise ValueError(f"{model} is a finished run: text can only be read by a model")
+        if meaningless := [*said(loading), *said(measuring), *said(reading)]:
+            raise ValueError(
+                f"{model} is a finished run, and {', '.join(meaningless)} would change nothing in "
+                "it: measure the model again, or leave that out"
+            )
         return hm.open_results(model)
+    text = reading.measure_options()
     with talk.progress() as progress:
         progress(f"loading {model}", 0, 0)
         loaded = hm.load(model, **loading.load_options())
@@ -275,6 +280,14 @@ def _unfinished(out: Path, resume: bool) -> Path:
 
 def _left(kept: Path) -> list[Path]:
     return sorted(kept.parent.glob(f"{escape(kept.name)}.*"))
+
+
+def _sweep(out: Path) -> None:
+    """Remove what a kill in the middle of keeping sums left half written; ``out`` is locked."""
+    torn = re.compile(rf"\.{re.escape(out.name)}\.partial\.\d+\.[0-9a-f]+\.tmp")
+    for file in out.parent.glob(f".{escape(out.name)}.partial.*.tmp"):
+        if torn.fullmatch(file.name):
+            file.unlink(missing_ok=True)
 
 
 def _remove(kept: Path) -> None:

@@ -40,6 +40,12 @@ ModelOrRun = Annotated[
 ]
 
 
+def said(group: Any) -> list[str]:
+    """The options of a group that are not at their default, as they are typed."""
+    changed = [f.name for f in fields(group) if getattr(group, f.name) != f.default]
+    return [f"--{name.replace('_', '-')}" for name in changed]
+
+
 def _option(help: str, panel: str, metavar: str | None = None, *names: str) -> Any:
     return typer.Option(
         *names, help=help, rich_help_panel=panel, metavar=metavar, show_default=False

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import torch
 import transformers
 from rich.console import Console
+from small import any_layer, small_model
 from typer.testing import CliRunner
 
 import headmix as hm
@@ -170,6 +172,42 @@ class TestInspect:
             terminal.layer_card(cards.layer_card(marked, 0)), width=80
         )
 
+    def test_a_refused_layer_gives_its_reason_and_no_head_card(self, tmp_path: Path) -> None:
+        model = replace(small_model(), refused={"L1": "head 1 moved"})
+        out = tmp_path / "run.nc"
+        hm.save(hm.measure(model, metrics=["projection_kernel"]), out)
+        assert "This layer is invalid: " in (told := headmix("inspect", out, "--layer", 1).stdout)
+        assert "head 1 moved" in told
+        assert "0 heads" not in told
+        line = fails("inspect", out, "--layer", 1, "--head", 0)
+        assert "layer L1 is invalid, it has no head cards: " in line
+        assert "head 1 moved" in line
+
+    def test_a_metric_of_any_two_heads_is_neither_written_nor_read(self) -> None:
+        ds = any_layer()
+        card = cards.head_card(ds, "L1", 2)
+        (ranking,) = card["nearest_in_any_layer"]
+        want = ds.alike.sel(layer="L1", head=2).values.copy()
+        want[1, 2] = -1
+        best = ranking["partners"][0]
+        assert (best["layer"], best["head"]) != ("L1", 2)
+        assert best["value"] == pytest.approx(want.max())
+        assert {r["metric"] for r in card["reads_from"] + card["writes_to"]} == {"cross"}
+        assert "Nearest heads in any layer" in drawn(terminal.head_card(card), width=120)
+
+    def test_a_choice_of_layers_has_cards(self, ds) -> None:
+        card = cards.head_card(ds.sel(layer=["L3", "L4"]), 3, 5)
+        (ranking,) = [r for r in card["writes_to"] if r["metric"] == "composition_v"]
+        assert {p["layer"] for p in ranking["partners"]} == {"L4"}
+        with pytest.raises(ValueError, match="only layers can be chosen"):
+            cards.head_card(ds.isel(head=[3]), 3, 0)
+
+    def test_blocks_are_not_called_documents(self) -> None:
+        one = hm.measure("demo", text=["the sea at night " * 40], metrics=["cka"], layers=[0],
+                         folds=3)  # fmt: skip
+        told = drawn(terminal.layer_card(cards.layer_card(one, 0)), width=120)
+        assert "tokens of 3 blocks in 3 folds" in told
+
 
 def drawn(renderable: object, width: int) -> str:
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
@@ -275,7 +313,7 @@ class TestText:
         assert "--folds, --memory: of which text?" in fails(
             "inspect", "demo", "--layer", "0", "--folds", "0", "--memory", "1"
         )
-        assert "is a finished run: text can only be read by a model" in fails(
+        assert "is a finished run, and --text would change nothing in it" in fails(
             "report", run_file, "--text", "default", "--out", tmp_path / "x.html"
         )
         assert "there is no text file or directory nowhere.txt" in fails(
@@ -312,6 +350,15 @@ class TestText:
             .identical(hm.open_results(whole).drop_attrs(deep=False))
         )
         assert sorted(p.name for p in tmp_path.iterdir()) == ["run.nc", "whole.nc"]
+
+    def test_what_a_kill_left_half_written_is_swept(self, text: Path, tmp_path: Path) -> None:
+        torn = tmp_path / ".run.nc.partial.0.0123456789ab.tmp"
+        others = [tmp_path / name for name in (".other.nc.partial.0.0123456789ab.tmp",
+                                               ".run.nc.partial.mine.tmp")]  # fmt: skip
+        for file in (torn, *others):
+            file.write_bytes(b"half")
+        headmix("measure", "demo", "--text", text, *READ, "--out", tmp_path / "run.nc")
+        assert {*tmp_path.iterdir()} == {*others, tmp_path / "run.nc"}
 
     def test_ctrl_c_elsewhere_is_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(*_: object, **__: object) -> None:
@@ -383,6 +430,22 @@ class TestUnusableInput:
         assert "layer L3 has no head 12; it has heads 0 to 11" in fails(
             "inspect", run_file, "--layer", "3", "--head", "12"
         )
+
+    def test_a_finished_run_refuses_what_would_change_nothing(
+        self, run_file: Path, tmp_path: Path
+    ) -> None:
+        asked = ("--metrics", "nonsense", "--layers", "99", "--dtype", "float64")
+        for command in (
+            ("measure", run_file, "--out", tmp_path / "x.nc"),
+            ("report", run_file, "--out", tmp_path / "x.html"),
+            ("inspect", run_file, "--layer", "0"),
+        ):
+            refused = fails(*command, *asked)
+            assert "and --dtype, --layers, --metrics would change nothing in it" in refused
+        assert "--folds, --within-position would" in fails(
+            "inspect", run_file, "--layer", "0", "--within-position", "--folds", "2"
+        )
+        assert list(tmp_path.iterdir()) == []
 
     def test_layer_ranges(self) -> None:
         assert "--layers 5-3: the range ends before it begins" in fails(
