@@ -1,7 +1,7 @@
 """AttentionModel: what every source turns a model into."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -81,6 +81,18 @@ def token_factors(values: Float[Tensor, "*token feature"]) -> Float[Tensor, "*to
     """A random number for each token, the same at every call."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(*values.shape[:-1], 1, generator=generator).to(values)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the context; each submodule's own training flag comes back."""
+    training = [m for m in module.modules() if m.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 def _no_vocabulary() -> Vocabulary:
@@ -169,18 +181,17 @@ class AttentionModel:
                 f"{self.name} was read for its weights alone and cannot be run: load the model "
                 "itself"
             )
-        training = [m for m in self.module.modules() if m.training]
-        self.module.eval()
-        try:
-            with torch.inference_mode(), torch.random.fork_rng(), suppress(Enough):
-                torch.manual_seed(0)
-                if isinstance(inputs, Mapping):
-                    return self.module(**inputs)
-                return self.module(*inputs) if isinstance(inputs, tuple) else self.module(inputs)
-            return None
-        finally:
-            for module in training:
-                module.training = True
+        with (
+            evaluating(self.module),
+            torch.inference_mode(),
+            torch.random.fork_rng(),
+            suppress(Enough),
+        ):
+            torch.manual_seed(0)
+            if isinstance(inputs, Mapping):
+                return self.module(**inputs)
+            return self.module(*inputs) if isinstance(inputs, tuple) else self.module(inputs)
+        return None
 
     def __repr__(self) -> str:
         n = len(self.sites)

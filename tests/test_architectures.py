@@ -1,5 +1,9 @@
 """Both laws on tiny random models of every listed architecture, and on those that must fail."""
 
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -155,3 +159,52 @@ def test_without_a_batch_the_laws_say_what_to_pass() -> None:
     with pytest.raises(NotApplicable, match="pass inputs="):
         hm.verify(model)
     assert hm.verify(model, torch.randn(2, 5, 16)).ok
+
+
+def test_a_test_batch_leaves_every_training_flag() -> None:
+    model = tiny_model("bert").train()
+    frozen = [*model.encoder.layer[0].modules()]
+    for module in frozen:
+        module.eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    assert {*before.values()} == {True, False}
+    assert hm.verify(model).ok
+    assert {name: module.training for name, module in model.named_modules()} == before
+
+
+def test_a_layout_that_is_named_counts_on_a_path_and_in_memory_and_is_proven(
+    tmp_path: Path,
+) -> None:
+    model = tiny_model("bert")
+    model.save_pretrained(tmp_path)
+    part = "attention.self"
+    own = hm.Layout(
+        o="attention.output.dense", v=f"{part}.value", q=f"{part}.query", k=f"{part}.key"
+    )
+    wrong = replace(own, v=own.q, q=own.v)
+    for source in (model, str(tmp_path)):
+        loaded = hm.load(source, layout=own)
+        assert {site.attention.layout for site in loaded.sites.values()} == {own}
+        assert torch.equal(loaded.heads(0).W_O, hm.load(model).heads(0).W_O)
+        assert loaded.vocabulary().W_E.shape[0] == model.config.vocab_size
+        with pytest.raises(ValueError, match=r"does not hold .* left part of heads"):
+            hm.load(source, layout=wrong)
+        with pytest.raises(ValueError, match=r"colour: no option for .*; it takes .*layout"):
+            hm.load(source, colour="red")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_a_folder_is_read_in_the_precision_it_runs_in_and_never_in_half(
+    tmp_path: Path, dtype: str
+) -> None:
+    tiny_model("bert").save_pretrained(tmp_path)
+    loaded = hm.load(str(tmp_path), dtype=dtype)
+    read = torch.float64 if dtype == "float64" else torch.float32
+    assert loaded.module is not None
+    assert next(loaded.module.parameters()).dtype == getattr(torch, dtype)
+    assert loaded.heads(0).W_O.dtype == loaded.heads(0).W_V.dtype == read
+    assert loaded.vocabulary().W_E.dtype == read
+    digest = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
+    assert loaded.provenance["files"].startswith("model.safetensors ")
+    assert loaded.provenance["files"].endswith(digest)
+    assert loaded.provenance["dtype"] == dtype

@@ -1,6 +1,8 @@
 """load: a name, a path or an object in, an AttentionModel out."""
 
 import importlib.util
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,17 +38,20 @@ def load(
             AttentionModel. What is in memory is never changed.
         processing: "raw", or "folded": norms folded into readers and writers centred, by
             TransformerLens's own processing, on a copy.
-        layout: where a hand-built module keeps its projections.
+        layout: where a module or checkpoint keeps its projections, if their names are not known;
+            of a transformers model both laws are run on it before it is returned.
         weights_only: read the projections from the checkpoint, a layer at a time, without
             building the model: for weights-only metrics of models larger than memory.
         **options: for names and paths, as in transformers: revision, dtype, device,
             trust_remote_code, local_files_only, gguf_file, tokenizer; and allow_pickle, and
             n_heads for a checkpoint file with no config.json beside it.
-            For modules in memory: name, dtype, tokenizer (transformers only), and inputs: a batch
-            for the module's forward, on which both laws are then run before it is returned.
+            For modules in memory: name, dtype (float32 or float64, in which weights are read),
+            tokenizer, and inputs: a batch for the module's forward, on which both laws are then
+            run before it is returned. For an AttentionModel: none.
 
     Raises:
-        ValueError: the input cannot be used; the message says why and what to do.
+        ValueError: the input cannot be used, or an option is not for its kind; the message says
+            why and what to do.
         OSError: a file is not there or cannot be read.
 
     >>> model = load(torch.nn.TransformerEncoderLayer(16, 4, batch_first=True))
@@ -56,6 +61,9 @@ def load(
     if processing not in ("raw", "folded"):
         raise ValueError(f"processing must be 'raw' or 'folded', got {processing!r}")
     _check_options(options)
+    if isinstance(model, AttentionModel):
+        given = options if layout is None else {"layout": layout, **options}
+        _refuse_unknown(given, [], "an AttentionModel, which is loaded already")
     if processing == "folded":
         from headmix.sources import transformer_lens
 
@@ -74,10 +82,39 @@ def load(
     if weights_only or Path(path).suffix in FILES:
         from headmix.sources import checkpoint
 
-        return checkpoint.open_checkpoint(path, layout=layout, **options)
+        kind = "a checkpoint read for its weights alone"
+        return _call(checkpoint.open_checkpoint, kind, path, {"layout": layout, **options})
     from headmix.sources import huggingface
 
-    return huggingface.from_pretrained(path, **options)
+    kind = "a hub id or a directory"
+    return _call(huggingface.from_pretrained, kind, path, {"layout": layout, **options})
+
+
+def _call(
+    source: Callable[..., AttentionModel], kind: str, model: Any, options: dict[str, Any]
+) -> AttentionModel:
+    """What a source makes of a model; options that it does not know are refused by name.
+
+    One that takes no inputs has its layouts proven here on those that are given.
+    """
+    parameters = inspect.signature(source).parameters.values()
+    own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    in_memory = isinstance(model, nn.Module)
+    _refuse_unknown(options, own + ["inputs"] * (in_memory and "inputs" not in own), kind)
+    found = source(model, **{name: value for name, value in options.items() if name in own})
+    inputs = options.get("inputs")
+    if inputs is None or "inputs" in own:
+        return found
+    from headmix.laws import prove
+
+    return prove(replace(found, example=lambda: inputs))
+
+
+def _refuse_unknown(options: dict[str, Any], known: list[str], kind: str) -> None:
+    if unknown := [name for name in options if name not in known]:
+        raise ValueError(
+            f"{', '.join(unknown)}: no option for {kind}; it takes {', '.join(known) or 'none'}"
+        )
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -113,26 +150,27 @@ def _locate(model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _from_object(module: Any, layout: Layout | None, options: dict[str, Any]) -> AttentionModel:
     """A module in memory; proven on the spot where ``inputs`` are given and need be."""
+    if options.get("dtype") not in (None, torch.float32, torch.float64):
+        raise ValueError(
+            f"dtype={str(options['dtype']).removeprefix('torch.')}: the weights of a module in "
+            "memory are read in float32 or float64; it runs in its own precision either way"
+        )
     names = {f"{c.__module__.split('.')[0]}.{c.__name__}" for c in type(module).__mro__}
-    if layout is None and "transformers.PreTrainedModel" in names:
+    if "transformers.PreTrainedModel" in names:
         from headmix.sources import huggingface
 
-        return huggingface.from_model(module, **options)
-    inputs = options.pop("inputs", None)
+        kind = "a transformers model in memory"
+        return _call(huggingface.from_model, kind, module, {"layout": layout, **options})
     if layout is None and "transformer_lens.TransformerBridge" in names:
         from headmix.sources import transformer_lens
 
-        model = transformer_lens.from_bridge(module, **options)
-    elif layout is None and any(isinstance(m, nn.MultiheadAttention) for m in module.modules()):
+        return _call(transformer_lens.from_bridge, "a TransformerBridge", module, options)
+    if layout is None and any(isinstance(m, nn.MultiheadAttention) for m in module.modules()):
         from headmix.sources import torch_mha
 
-        model = torch_mha.from_module(module, **options)
-    else:
-        from headmix.sources import modules
+        kind = "a module with torch.nn.MultiheadAttention"
+        return _call(torch_mha.from_module, kind, module, options)
+    from headmix.sources import modules
 
-        model = modules.from_module(module, layout, **options)
-    if inputs is None:
-        return model
-    from headmix.laws import prove
-
-    return prove(replace(model, example=lambda: inputs))
+    options["layout"] = layout
+    return _call(modules.from_module, "a module in memory", module, options)

@@ -18,8 +18,8 @@ from transformers import (
 
 from headmix import architectures
 from headmix.laws import prove, settle
-from headmix.layouts import UnknownLayout
-from headmix.model import AttentionModel, Site
+from headmix.layouts import Layout, UnknownLayout
+from headmix.model import AttentionModel, Site, evaluating
 from headmix.neighbours import Vocabulary
 from headmix.registry import NotApplicable
 from headmix.sources import FILES, reads, torch_mha
@@ -41,10 +41,13 @@ def from_pretrained(
     tokenizer: Any = None,
     allow_pickle: bool = False,
     name: str | None = None,
+    layout: Layout | None = None,
 ) -> AttentionModel:
     """Load with transformers: as the class the config names, so that an unembedding comes along.
 
     A directory is never a reason to ask the network. Pickled weights are refused unless allowed.
+    The model runs in ``dtype``; its weights are read in float64 where that is what it runs in,
+    else in float32. Of a directory the provenance holds the fingerprints of its weight files.
     """
     local = Path(model).exists()
     where: dict[str, Any] = {
@@ -56,9 +59,11 @@ def from_pretrained(
         where["gguf_file"] = gguf_file
     config = _config(model, where)
     notes: tuple[str, ...] = ()
+    files: dict[str, str] = {}
     if local:  # malformed and pickled files are refused before transformers meets them
         _, store = open_store(Path(model), gguf_file=gguf_file, allow_pickle=allow_pickle)
         notes = quantisation_note(t.dtype for name, t in store.tensors.items() if "attn" in name)
+        files["files"] = store.provenance["files"]
     named = (config.architectures or [None])[0]
     build: Any = AutoModelForCausalLM if gguf_file else getattr(transformers, str(named), None)
     if not hasattr(build, "from_pretrained"):
@@ -79,11 +84,17 @@ def from_pretrained(
     if tokenizer is None:
         tokenizer = _tokenizer(model, where)
     name = name or (Path(model).name if local else model)
-    source = from_model(loaded.to(device).eval(), name=name, tokenizer=tokenizer)
+    source = from_model(
+        loaded.to(device).eval(),
+        name=name,
+        tokenizer=tokenizer,
+        dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+        layout=layout,
+    )
     _require_read(source, info["missing_keys"])
     for site in source.sites.values():
         site.notes += notes
-    return source
+    return replace(source, provenance={**source.provenance, **files})
 
 
 def _require_read(source: AttentionModel, missing: Collection[str]) -> None:
@@ -134,11 +145,13 @@ def from_model(
     tokenizer: Any = None,
     dtype: torch.dtype = torch.float32,
     inputs: Any = None,
+    layout: Layout | None = None,
 ) -> AttentionModel:
     """A transformers model in memory, left as it is.
 
-    The layout of a listed architecture was proven when the table was made. Anything else is proven
-    here, on a tiny batch (``inputs``, or one made from the config), before it is returned.
+    The layout of a listed architecture was proven when the table was made. Anything else, and a
+    ``layout`` that is named, is proven here, on a tiny batch (``inputs``, or one made from the
+    config), before it is returned.
     """
     model_type = getattr(model.config, "model_type", "")
     architectures.refuse(model_type)
@@ -157,7 +170,11 @@ def from_model(
         example=(lambda: inputs) if inputs is not None else lambda: example_batch(model),
         tokenizer=tokenizer,
     )
-    source = _settled(source, model, model_type, dtype)
+    if layout is None:
+        source = _settled(source, model, model_type, dtype)
+    else:
+        named = dict[str, Site](find_sites(model, layout=layout, dtype=dtype))
+        source = prove(replace(source, sites=named))
     return replace(source, reads=lambda layer: reads.find_reads(source, layer))
 
 
@@ -241,15 +258,12 @@ def example_batch(model: PreTrainedModel, length: int = 6) -> dict[str, Tensor]:
     for batch in (whole, text):  # many multimodal models want matching placeholders: text will do
         if not batch:
             continue
-        training = model.training
         try:
-            with torch.inference_mode():
-                model.eval()(**batch)
+            with evaluating(model), torch.inference_mode():
+                model(**batch)
             return batch
         except Exception as reason:
             error = error or reason
-        finally:
-            model.train(training)
     raise NotApplicable(
         f"no test batch is known for {type(model).__name__} (tried {list(whole)}: {error}); "
         "pass inputs=, keyword arguments for its forward"

@@ -181,8 +181,8 @@ def find_sites(
 
 def from_module(
     module: nn.Module,
-    layout: Layout | None,
     *,
+    layout: Layout | None = None,
     name: str | None = None,
     tokenizer: Any = None,
     dtype: torch.dtype = torch.float32,

@@ -627,7 +627,7 @@ def test_quantised_modules_are_refused_by_name() -> None:
     with pytest.raises(
         UnreadableWeight, match=r"o_proj.weight is quantised \(Linear4bit, torch.ui"
     ):
-        from_module(model, None).heads("L0")
+        from_module(model).heads("L0")
 
 
 def test_weights_on_the_meta_device_are_refused() -> None:
@@ -642,7 +642,7 @@ def test_weights_on_the_meta_device_are_refused() -> None:
 def test_one_layer_on_the_meta_device_leaves_the_others() -> None:
     model = tiny_model("llama")
     model.layers[1].self_attn.to("meta")
-    source = from_module(model, None)
+    source = from_module(model)
     assert source.heads("L0").n_heads == 4
     with pytest.raises(UnreadableWeight, match=r"layers.1.self_attn.o_proj.weight is on the meta"):
         source.heads("L1")
