@@ -185,7 +185,9 @@ def _check_layer(model: AttentionModel, layer: str, inputs: Any) -> LayerCheck:
         reason = f"sum law: relative error {error:.1e} exceeds {tolerance:.0e}"
         return LayerCheck(layer, error, False, "", reason)
     shifts = _shifts(heads, z)
-    values, reason = _independence(model, heads, inputs, z, shifts)
+    # what moved is the difference of two passes, each rounded by as much as the sum law allows
+    rounding = max(10 * STILL, 2 * tolerance)
+    values, reason = _independence(model, heads, inputs, z, shifts, rounding)
     if not reason and values != "not linear":
         reason = _one_pattern_a_head(model, heads, inputs, z, shifts, 10 * max(STILL, tolerance))
     return LayerCheck(layer, error, not reason, values, reason)
@@ -232,7 +234,7 @@ def _shifts(heads: Heads, z: Tensor) -> Float[Tensor, "kv_head d_head"]:
 
 
 def _independence(
-    model: AttentionModel, heads: Heads, inputs: Any, z: Tensor, shifts: Tensor
+    model: AttentionModel, heads: Heads, inputs: Any, z: Tensor, shifts: Tensor, rounding: float
 ) -> tuple[str, str]:
     """Shift one KV head after the other; return (values, reason of refusal)."""
     size = float(z.abs().max()) or 1.0
@@ -256,7 +258,7 @@ def _independence(
                 + (" and " if others and own else "")
                 + (f"left part of heads {own} still, which do" if own else "")
             )
-        kinds.add(_kind(moved[:, named], shifts[g].double() / size))
+        kinds.add(_kind(moved[:, named], shifts[g].double() / size, rounding))
     order = ("not linear", "scaled", "exact")
     return next(k for k in order if k in kinds), ""
 
@@ -296,11 +298,13 @@ def _one_pattern_a_head(
     return ""
 
 
-def _kind(moved: Float[Tensor, "token head d_head"], shift: Float[Tensor, "d_head"]) -> str:
+def _kind(
+    moved: Float[Tensor, "token head d_head"], shift: Float[Tensor, "d_head"], rounding: float
+) -> str:
     """What became of a constant shift on its way from the values to z."""
     factor = moved @ shift / shift.square().sum()
     rest = moved - factor[..., None] * shift
-    if rest.abs().max() > 10 * STILL:
+    if rest.abs().max() > rounding:
         return "not linear"
     touched = factor[factor.abs() > STILL]
-    return "exact" if (touched - 1).abs().max() <= 10 * STILL else "scaled"
+    return "exact" if (touched - 1).abs().max() <= rounding else "scaled"

@@ -284,3 +284,53 @@ def test_an_error_in_a_watcher_leaves_no_hook():
         model.forward(X)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
     assert module.training
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("build", "values"),
+    [
+        (Attention, "exact"),
+        (Grouped, "exact"),
+        (NormedHeads, "not linear"),
+        (Gated, "not linear"),
+        (GatedHeads, "scaled"),
+    ],
+)
+def test_rounding_in_half_precision_is_no_gate(build, values, dtype):
+    """A shift of values comes back rounded to 8 or 11 bits: that bends nothing."""
+    for seed in range(6):
+        module, generator = build(), torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+        inputs = torch.randn(2, 7, D, generator=generator).to(dtype)
+        model = hm.load(module.to(dtype), layout=layout(), inputs=inputs)
+        assert model.sites["L0"].values == values
+        assert (model.heads(0).W_V is None) == (values == "not linear")
+
+
+def test_an_option_of_another_kind_of_source_is_named():
+    with pytest.raises(
+        ValueError,
+        match=r"revision: no option for a module in memory; it takes "
+        "layout, name, tokenizer, dtype, inputs",
+    ):
+        hm.load(Attention(), layout=layout(), revision="main")
+    with pytest.raises(ValueError, match="colour: no option for a module with torch"):
+        hm.load(nn.MultiheadAttention(8, 2), colour="red")
+    loaded = hm.load(Attention(), layout=layout())
+    assert hm.load(loaded) is loaded
+    for options in ({"layout": layout()}, {"dtype": "float64"}):
+        with pytest.raises(ValueError, match="no option for an AttentionModel, which is loaded"):
+            hm.load(loaded, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float16", torch.bfloat16])
+def test_weights_in_memory_are_not_read_in_half_precision(dtype):
+    for module, own in ((Attention(), layout()), (nn.MultiheadAttention(8, 2), None)):
+        with pytest.raises(ValueError, match=r"float16: the weights .* in float32 or float64"):
+            hm.load(module, layout=own, dtype=dtype)
+    assert hm.load(Attention(), layout=layout(), dtype="float64").heads(0).W_O.dtype == (
+        torch.float64
+    )
