@@ -196,6 +196,8 @@ def test_light_and_dark(visit, page_file):
     assert sum(map(int, light[0][4:-1].split(", "))) > 600
     assert sum(map(int, dark[0][4:-1].split(", "))) < 150
     page.emulate_media(color_scheme="light")
+    # one frame must see the change, or the next one undoes it unseen
+    page.evaluate("new Promise((seen) => requestAnimationFrame(() => requestAnimationFrame(seen)))")
     page.emulate_media(color_scheme="dark")
     settled(page, f"{font} === '{dark[1]}'")
 
