@@ -21,7 +21,7 @@ def main() -> None:
     options.add_argument("--browser", default="/usr/bin/chromium")
     options.add_argument("--dark", action="store_true")
     chosen = options.parse_args()
-    dataset = hm.measure("demo")
+    dataset = hm.measure("demo", "default", max_tokens=20_000)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         file = hm.report(dataset, Path(folder) / "report.html")
         browser = playwright.chromium.launch(executable_path=chosen.browser, args=ARGUMENTS)
