@@ -112,6 +112,9 @@ def folded(model: Any, **options: Any) -> AttentionModel:
     except Exception as reason:  # whatever an adapter trips over, the user's way out is the same
         raise _refusal(source, f"TransformerLens failed to process it: {reason!r:.300}") from reason
     _check_unchanged(source, result)
+    for layer, site in result.sites.items():  # what was known of the weights stays true
+        known = source.sites[layer].notes if layer in source.sites else ()
+        site.notes = tuple(dict.fromkeys((*known, *site.notes)))
     vocabulary = result.vocabulary
     return replace(
         result,
