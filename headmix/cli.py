@@ -357,6 +357,6 @@ def _plain(data: Any) -> Any:
 
 def main() -> None:
     # Read when torch is imported, which is later: where cores are shared with other work, threads
-    # that spin while they wait for one another took three to ten times as long as those that sleep.
+    # that spin while they wait for one another were seen to take several times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app(prog_name="headmix")
