@@ -60,7 +60,7 @@ def find_reads(model: AttentionModel, layer: str) -> NeuronReads:
         for s in model.sites.values()
         if (a := s.attention).cross == attention.cross and a.path != attention.path
     )
-    block = _block(model.module, attention, list(same_kind))
+    block = block_of(model.module, attention, list(same_kind))
     bump = torch.linspace(-1, 1, site.heads().d_model)
     batch = model.example()
     plain, bumped = (_record(model, batch, block, attention, added) for added in (None, bump))
@@ -81,7 +81,7 @@ def find_reads(model: AttentionModel, layer: str) -> NeuronReads:
     return _folded(model.module, plain[first].norm, readers)
 
 
-def _block(root: nn.Module, attention: Attention, others: Iterable[str]) -> str:
+def block_of(root: nn.Module, attention: Attention, others: Iterable[str]) -> str:
     """The smallest module around an attention layer that also holds a feed-forward read.
 
     It may hold a layer of the other kind (self or cross), but no second one of the same kind.
