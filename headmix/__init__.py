@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from headmix import metrics
+    from headmix import lab, metrics
     from headmix.heads import Heads
     from headmix.laws import verify
     from headmix.layouts import Layout
@@ -29,6 +29,7 @@ _HOME = {
     "Layout": "headmix.layouts",
     "NotApplicable": "headmix.registry",
     "catalogue": "headmix.registry",
+    "lab": "headmix.lab",
     "load": "headmix.sources",
     "measure": "headmix.measurement",
     "metric": "headmix.registry",
@@ -46,6 +47,7 @@ __all__ = [
     "Layout",
     "NotApplicable",
     "catalogue",
+    "lab",
     "load",
     "measure",
     "metric",
@@ -62,7 +64,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'headmix' has no attribute {name!r}; it has {__all__}")
     home = importlib.import_module(_HOME[name])
-    value = home if name == "metrics" else getattr(home, name)
+    value = home if name in ("lab", "metrics") else getattr(home, name)
     globals()[name] = value
     return value
 

@@ -165,6 +165,10 @@ def _from_object(module: Any, layout: Layout | None, options: dict[str, Any]) ->
         from headmix.sources import transformer_lens
 
         return _call(transformer_lens.from_bridge, "a TransformerBridge", module, options)
+    if layout is None and "headmix.Transformer" in names:
+        from headmix.lab import storage
+
+        return _call(storage.from_model, "a lab model", module, options)
     if layout is None and any(isinstance(m, nn.MultiheadAttention) for m in module.modules()):
         from headmix.sources import torch_mha
 

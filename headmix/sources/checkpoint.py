@@ -18,7 +18,7 @@ from headmix import architectures
 from headmix.heads import Heads
 from headmix.laws import settle
 from headmix.layouts import Attention, Layout, Lookup, Shapes, UnknownLayout, find_attention
-from headmix.model import VALUES, AttentionModel, PatternWatcher, Watcher
+from headmix.model import VALUES, AttentionModel, PatternWatcher, Replacer, Watcher
 from headmix.registry import NotApplicable
 from headmix.sources import gguf, llama_cpp
 from headmix.sources.assembly import build_heads, streams_of
@@ -26,7 +26,7 @@ from headmix.sources.config import Config
 from headmix.sources.embeddings import read_vocabulary
 from headmix.sources.folders import local, open_store
 from headmix.sources.matrices import Matrices
-from headmix.sources.stores import BadCheckpoint, Store, read_json
+from headmix.sources.stores import BadCheckpoint, Store, parse_json, read_json
 
 
 def open_checkpoint(
@@ -102,6 +102,9 @@ def _precision(dtype: str | torch.dtype) -> torch.dtype:
 def _description(file: Path, store: Store) -> Config | llama_cpp.Metadata | None:
     if isinstance(store, gguf.GGUFStore):
         return llama_cpp.describe(store.metadata, store.tensors)
+    lab = getattr(store, "metadata", {}).get("headmix_lab")
+    if isinstance(lab, str):  # a model of headmix.lab carries its config in itself
+        return Config(parse_json(lab.encode(), f"{file}: headmix_lab"))
     config = file.parent / "config.json"
     if not config.is_file():
         return None
@@ -197,6 +200,9 @@ class CheckpointSite:
         raise NotApplicable("only the weights were read: load the model itself to run it")
 
     def watch_attention(self, watcher: PatternWatcher) -> AbstractContextManager[None]:
+        raise NotApplicable("only the weights were read: load the model itself to run it")
+
+    def replace_z(self, replacer: Replacer, *, skipped: int = 0) -> AbstractContextManager[None]:
         raise NotApplicable("only the weights were read: load the model itself to run it")
 
     def shift_values(

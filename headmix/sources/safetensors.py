@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class SafetensorsStore:
     tensors: Mapping[str, Stored]
     files: Mapping[str, Path]
     provenance: Mapping[str, str]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         path, stored = self.files[name], self.tensors[name]
@@ -62,9 +63,9 @@ def open_file(path: Path) -> SafetensorsStore:
     Raises:
         BadCheckpoint: it is truncated, malformed or contradicts itself.
     """
-    tensors, header = _header(path)
+    tensors, header, metadata = _header(path)
     provenance = {"files": fingerprint(path, header), "dtype": dtypes(tensors.values())}
-    return SafetensorsStore(tensors, dict.fromkeys(tensors, path), provenance)
+    return SafetensorsStore(tensors, dict.fromkeys(tensors, path), provenance, metadata)
 
 
 def open_index(path: Path) -> SafetensorsStore:
@@ -94,8 +95,8 @@ def _limit(count: int, what: str) -> None:
         raise BadCheckpoint(f"{what} names {count:,} tensors; more than {MAX_TENSORS:,} is refused")
 
 
-def _header(path: Path) -> tuple[dict[str, Stored], bytes]:
-    """What the header says, checked against the size of the file; and the header itself."""
+def _header(path: Path) -> tuple[dict[str, Stored], bytes, Mapping[str, Any]]:
+    """What the header says, checked against the size of the file; the header; its metadata."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -112,10 +113,11 @@ def _header(path: Path) -> tuple[dict[str, Stored], bytes]:
             )
         header = file.read(length)
     fields = parse_json(header, f"{path}: the header")
-    fields.pop("__metadata__", None)
+    about = fields.pop("__metadata__", None)
     _limit(len(fields), str(path))
     room = size - 8 - length
-    return {name: _checked(path, name, entry, room) for name, entry in fields.items()}, header
+    tensors = {name: _checked(path, name, entry, room) for name, entry in fields.items()}
+    return tensors, header, about if isinstance(about, dict) else {}
 
 
 def _checked(path: Path, name: str, entry: Any, room: int) -> Stored:
