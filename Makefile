@@ -14,13 +14,18 @@ DEV := $(VENV)/.installed-dev
 SLOW := $(VENV)/.installed-slow
 
 .DEFAULT_GOAL := help
-.PHONY: help report test test-all lint bench screenshots clean
+.PHONY: help report claims test test-all lint bench screenshots clean
 
 help:  ## list the goals
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
 report: $(RUN)  ## measure the demo model (or MODEL=…) and write the page
 	@$(BIN)/headmix report '$(MODEL)' --out '$(OUT)'
+
+claims: $(SLOW)  ## decide the seven claims; reports/claims.html (QUICK=1: rough; CONLLU=…: syntax)
+	@set -e; for analysis in analyses/0*.py; do \
+	  $(BIN)/python $$analysis $(if $(QUICK),--quick) $(if $(CONLLU),--conllu '$(CONLLU)'); done
+	@$(BIN)/python analyses/claims.py $(if $(QUICK),--quick)
 
 test: $(DEV)  ## every test but the slow ones, doctests and the README included
 	$(BIN)/python -m pytest -m 'not slow'
@@ -42,6 +47,7 @@ screenshots: $(DEV)  ## the pictures in reports/, taken in Chromium
 clean:  ## remove the environment, caches and generated pages
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f reports/*.html reports/*.nc
+	rm -rf reports/quick
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(BIN)/python:
