@@ -20,6 +20,9 @@ Watcher = Callable[[Float[Tensor, "*token concat"], Float[Tensor, "*token d_mode
 #: Called with a layer's attention weights, or with the reason why they cannot be had.
 PatternWatcher = Callable[[Float[Tensor, "sequence head query key"] | NotApplicable], None]
 
+#: Takes z, the concatenated head outputs, and returns what the projection is to get in its place.
+Replacer = Callable[[Float[Tensor, "*token concat"]], Float[Tensor, "*token concat"]]
+
 #: What a constant added to a head's values becomes on its way to z (found by the independence
 #: law), and what that means for the numbers.
 VALUES = {
@@ -66,6 +69,13 @@ class Site(Protocol):
 
         Raises:
             NotApplicable: known beforehand, the layer has no pattern.
+        """
+
+    def replace_z(self, replacer: Replacer, *, skipped: int = 0) -> AbstractContextManager[Any]:
+        """Give the output projection ``replacer(z)`` in place of z inside the context.
+
+        ``skipped``: how many earlier calls of the same module a forward pass leaves out, where
+        layers share one.
         """
 
     def shift_values(

@@ -30,6 +30,9 @@ class WeightsOnly:
     def watch_attention(self, watcher):
         raise NotImplementedError
 
+    def replace_z(self, replacer, *, skipped=0):
+        raise NotImplementedError
+
     def shift_values(self, shift):
         raise NotImplementedError
 

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from headmix.heads import Heads
 from headmix.layouts import Attention, Layout, Projection, Shapes, find_attention
-from headmix.model import VALUES, AttentionModel, PatternWatcher, Watcher, token_factors
+from headmix.model import (
+    VALUES,
+    AttentionModel,
+    PatternWatcher,
+    Replacer,
+    Watcher,
+    token_factors,
+)
 from headmix.registry import NotApplicable
 from headmix.sources.assembly import build_heads, streams_of
 from headmix.sources.patterns import watch_module
@@ -132,6 +139,30 @@ class ModuleSite:
         if self.values == "scaled":
             raise NotApplicable(f"there is no pattern over keys alone: {VALUES['scaled']}")
         return watch_module(self.root, self.attention, watcher)
+
+    @contextmanager
+    def replace_z(self, replacer: Replacer, *, skipped: int = 0) -> Iterator[None]:
+        calls = 0
+
+        def on_call(module: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
+            nonlocal calls
+            calls += 1
+            mine = calls + skipped == self.attention.call + 1
+            return (replacer(inputs[0]), *inputs[1:]) if mine else None
+
+        def restart(module: nn.Module, inputs: object) -> None:
+            nonlocal calls
+            calls = 0
+
+        handles = [
+            self.root.register_forward_pre_hook(restart),
+            self._module(self.attention.o).register_forward_pre_hook(on_call),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def shift_values(
         self, shift: Float[Tensor, "kv_head d_head"], *, uneven: bool = False

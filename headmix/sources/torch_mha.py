@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from headmix.heads import Heads
 from headmix.layouts import Attention, Layout, Projection, name_layers
-from headmix.model import AttentionModel, PatternWatcher, Watcher, token_factors
+from headmix.model import AttentionModel, PatternWatcher, Replacer, Watcher, token_factors
 from headmix.sources.assembly import streams_of
 
 _FORWARD = inspect.signature(nn.MultiheadAttention.forward)
@@ -143,6 +143,17 @@ class MultiheadSite:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             _, pattern = self._attend(args, kwargs, need_weights=True)
             watcher(pattern if pattern.ndim == 4 else pattern[None])
+
+        with self._hooked(hook):
+            yield
+
+    @contextmanager
+    def replace_z(self, replacer: Replacer, *, skipped: int = 0) -> Iterator[None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            z, _ = self._attend(args, kwargs)
+            flip = self._sequence_first(z)
+            z = replacer(z.transpose(0, 1) if flip else z)
+            return (self._module.out_proj(z.transpose(0, 1) if flip else z), *output[1:])
 
         with self._hooked(hook):
             yield
