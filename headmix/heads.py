@@ -151,10 +151,10 @@ class Heads:
         gram = Q @ Q.T if Q.shape[0] < Q.shape[1] else Q.T @ Q
         return linalg.eigenvalues_symmetric(gram).flip(0).clamp(min=0).to(self.W_O)
 
-    @cached_property
+    @property
     def write_factor(self) -> Float[Tensor, "head d_head k"]:
         """W_O in coordinates of its own basis: ``W_O[h] = write_factor[h] @ write_basis.Q[h]``."""
-        return self.W_O @ self.write_basis.Q.mT
+        return self.write_basis.factor
 
     @property
     def values(self) -> Float[Tensor, "kv_head d_in d_head"]:
@@ -183,8 +183,7 @@ class Heads:
 
         Those that count as zero are zero.
         """
-        R_O = linalg.triangular_factor(self.W_O.mT)
-        sigma = linalg.singular_values(self.value_factor @ R_O.mT)
+        sigma = linalg.singular_values(self.value_factor @ self.write_factor)
         zero = linalg.tolerance(sigma, self.values.shape[1], self.d_model)
         return sigma * (sigma > zero[:, None])
 

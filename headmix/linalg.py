@@ -5,9 +5,12 @@ The policy: a singular value counts as zero when it is at most ``max(rows, colum
 half-precision decompositions worth trusting: convert first.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Complex, Float
@@ -20,9 +23,13 @@ class LinalgError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """Orthonormal rows spanning one subspace a block; directions beyond the rank are zero rows."""
+    """Orthonormal rows spanning the row space of each block: ``W[b] = factor[b] @ Q[b]``.
+
+    Directions beyond the rank are zero rows of Q and zero columns of the factor.
+    """
 
     Q: Float[Tensor, "block k n"]
+    factor: Float[Tensor, "block m k"]
     rank: Float[Tensor, "block"]
 
 
@@ -59,18 +66,29 @@ def all_finite(A: Tensor) -> bool:
     return bool(A.sum().isfinite()) or bool(A.isfinite().all())
 
 
-@contextmanager
-def _one_thread(A: Tensor) -> Iterator[None]:
-    """LAPACK on many narrow blocks: threads would wait for one another longer than they compute."""
+@cache
+def _workers(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "linalg", initializer=torch.set_num_threads, initargs=(1,))
+
+
+# the threads of a pool do not live on in a forked process
+os.register_at_fork(after_in_child=_workers.cache_clear)
+
+
+def _spread(function: Callable[[Tensor], Any], A: Float[Tensor, "*block m n"]) -> Any:
+    """LAPACK on many narrow blocks, some on each core.
+
+    Threads inside one narrow block would wait for one another longer than they compute.
+    """
     threads = torch.get_num_threads()
-    if A.ndim < 3 or min(A.shape[-2:]) > 512:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    narrow = A.ndim > 2 and min(A.shape[-2:]) <= 512 and A.device.type == "cpu"
+    differentiated = A.requires_grad and torch.is_grad_enabled()
+    if not narrow or differentiated or min(threads, len(A)) < 2:
+        return function(A)
+    parts = list(_workers(threads).map(function, A.detach().chunk(threads)))
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts)
+    return tuple(torch.cat(same) for same in zip(*parts, strict=True))
 
 
 def _decompose(function, A):
@@ -80,8 +98,7 @@ def _decompose(function, A):
     if not all_finite(A):
         raise LinalgError(f"a matrix of shape {tuple(A.shape)} holds NaN or infinity")
     try:
-        with _one_thread(A):
-            return function(A)
+        return _spread(function, A)
     except torch.linalg.LinAlgError:
         pass
     try:
@@ -109,12 +126,13 @@ def row_space(W: Float[Tensor, "block k n"]) -> Basis:
     """
     Q, R = _decompose(torch.linalg.qr, W.mT)
     if _surely_full_rank(R, W):
-        return Basis(Q=Q.mT, rank=Q.new_full(Q.shape[:1], Q.shape[2]))
+        return Basis(Q=Q.mT, factor=R.mT, rank=Q.new_full(Q.shape[:1], Q.shape[2]))
     U, S, _ = svd(R)
     kept = _nonzero(S, W)
     if not kept.any():
         raise LinalgError(f"all {len(W)} blocks of shape {tuple(W.shape[1:])} are zero")
-    return Basis(Q=(Q @ U * kept[:, None, :]).mT, rank=kept.sum(-1).to(W.dtype))
+    U = U * kept[:, None, :]
+    return Basis(Q=(Q @ U).mT, factor=R.mT @ U, rank=kept.sum(-1).to(W.dtype))
 
 
 def _surely_full_rank(R: Float[Tensor, "block k n"], W: Tensor) -> bool:
@@ -122,7 +140,7 @@ def _surely_full_rank(R: Float[Tensor, "block k n"], W: Tensor) -> bool:
     k, n = R.shape[-2:]
     if k != n or not R.diagonal(dim1=-2, dim2=-1).all():
         return False
-    eye = torch.eye(k, dtype=R.dtype, device=R.device).expand_as(R)
+    eye = torch.eye(k, dtype=R.dtype, device=R.device)
     inverse = _decompose(lambda r: torch.linalg.solve_triangular(r, eye.to(r), upper=True), R)
     bounds = torch.stack([torch.linalg.matrix_norm(R), 1 / torch.linalg.matrix_norm(inverse)], -1)
     # rounding in the inverse is far below the factor of 10

@@ -1,4 +1,7 @@
 import math
+import os
+import time
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ def test_basis_is_orthonormal_and_spans_the_rows() -> None:
     basis = linalg.row_space(W)
     assert torch.allclose(basis.Q @ basis.Q.mT, torch.eye(3, dtype=F64).expand(5, 3, 3))
     assert torch.allclose(W @ basis.Q.mT @ basis.Q, W)
+    assert torch.allclose(basis.factor @ basis.Q, W)
     assert basis.rank.tolist() == [3] * 5
 
 
@@ -23,6 +27,7 @@ def test_basis_of_blocks_that_lack_rank() -> None:
     basis = linalg.row_space(W)
     assert basis.rank.tolist() == [4, 1, 0]
     assert torch.allclose(W @ basis.Q.mT @ basis.Q, W)
+    assert torch.allclose(basis.factor @ basis.Q, W)
     projector = basis.Q.mT @ basis.Q
     assert torch.allclose(projector @ projector, projector)
     assert (basis.Q[2] == 0).all()
@@ -42,6 +47,54 @@ def test_rank_is_decided_at_the_tolerance(dtype: torch.dtype) -> None:
     for size, rank in ((8 * eps * 3, 2), (8 * eps / 3, 1)):
         W[0, 1, 1] = size
         assert linalg.row_space(W).rank.tolist() == [rank]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def _decompositions(W: torch.Tensor) -> list[torch.Tensor]:
+    basis = linalg.row_space(W)
+    parts = [basis.Q, basis.factor, basis.rank, *linalg.svd(W), linalg.singular_values(W)]
+    return [*parts, linalg.triangular_factor(W.mT)]
+
+
+def test_blocks_are_the_same_on_one_core_and_on_two(two_threads: None) -> None:
+    W = torch.randn(5, 6, 20, dtype=F64)
+    W[3, 2] = 0  # also where a block lacks rank
+    spread = _decompositions(W)
+    torch.set_num_threads(1)
+    assert all(map(torch.equal, spread, _decompositions(W)))
+
+
+def test_gradients_pass_through_on_two_cores(two_threads: None) -> None:
+    W = torch.randn(3, 4, 9, dtype=F64, requires_grad=True)
+    linalg.singular_values(W).square().sum().backward()
+    assert W.grad is not None
+    assert torch.allclose(W.grad, 2 * W.detach())
+    with torch.no_grad():
+        assert not linalg.singular_values(W).requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # that is what is tested
+def test_a_forked_process_decomposes_too(two_threads: None) -> None:
+    linalg.singular_values(torch.randn(4, 3, 3))  # the threads that a fork leaves behind
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(2)
+        linalg.singular_values(torch.randn(4, 3, 3))
+        os._exit(0)
+    deadline = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if ended == (0, 0):
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert ended == (child, 0)
 
 
 def test_nothing_to_span_is_said() -> None:

@@ -17,10 +17,13 @@ def _squared_overlap(basis: linalg.Basis) -> Float[Tensor, "block block"]:
     """tr(P_i P_j): the sum of squared cosines of the principal angles."""
     B, k, _ = basis.Q.shape
     flat = basis.Q.flatten(0, 1)
-    upper = flat.new_zeros(B, B)
-    for i, q in enumerate(basis.Q):  # one half of a symmetric matrix
-        upper[i, i:] = (q @ flat[i * k :].T).square().reshape(k, B - i, k).sum((0, 2))
-    return upper + upper.triu(1).T
+    out = flat.new_zeros(B, B)
+    step = max(1, B // 8)  # of a symmetric matrix, one half and a sixteenth
+    for i in range(0, B, step):
+        rows = flat[i * k : (i + step) * k] @ flat[i * k :].T
+        norms = torch.linalg.vector_norm(rows.reshape(-1, k, B - i, k), dim=(1, 3))
+        out[i : i + step, i:] = norms.square()
+    return out.triu() + out.triu(1).T
 
 
 def _haar_overlap(basis: linalg.Basis) -> tuple[Tensor, Tensor]:
