@@ -199,9 +199,11 @@ def numbers(found: Keeping, ds: xr.Dataset) -> list[Evidence]:
     most = ds.isel(layer=int(ds.mean_overlap.values.argmax()))
     layers = f"{found.layers} layers"
     return [
-        studies.reading(
-            least, "read_back_r2", "nothing is lost", name,
-            f"R² of the concatenation from the attention output, lowest ({least.layer.item()})", n,
+        Evidence(
+            "nothing is lost", name, "share of the concatenation's variance that cannot be read "
+            f"back, largest ({least.layer.item()})", float(1 - least.read_back_r2), n,
+            low=float(1 - least.read_back_r2_high), high=float(1 - least.read_back_r2_low),
+            over="documents",
         ),
         Evidence(
             "nothing is lost", name, "share of layers whose W_O has full numerical rank",

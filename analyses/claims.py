@@ -87,6 +87,7 @@ def _template(name: str, *, autoescape: bool) -> jinja2.Template:
         "interval": _interval,
         # figures are built as a tree of elements, which escapes what they are given
         "svg": lambda figure: Markup(figure.inline()),
+        "stop": lambda title: title if title.endswith("?") else f"{title}.",
         "cell": lambda text: str(text).replace("|", "\\|").replace("\n", " "),
     }
     return environment.from_string(_asset(name))

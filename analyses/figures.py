@@ -106,7 +106,7 @@ class Dots(Figure):
 
     def draw(self) -> Element:
         lines = _lines(self.dots)
-        left = min(180, 16 + 6.6 * max(len(label) for label, _ in lines))
+        left = min(180, 16 + 6.6 * max(len(label) for label, dots in lines if dots))
         top = _legend_height(self.series)
         svg = _svg(self, top + 19 * len(lines) + 44)
         _legend(svg, self.series)
@@ -260,14 +260,16 @@ class _Axis:
         return self.start + part * (self.end - self.start)
 
     def ticks(self) -> list[float]:
+        if self.log:
+            tens = range(math.floor(self.low), math.ceil(self.high) + 1)
+            steps = (1, 2, 5) if self.high - self.low < 2.5 else (1,)
+            found = [k * 10.0**t for t in tens for k in steps]
+            return [x for x in found if self.low <= math.log10(x) <= self.high]
         span = self.high - self.low
         step = 10.0 ** math.floor(math.log10(span / 4))
         step = next(step * k for k in (1, 2, 5, 10) if span / (step * k) <= 5.5)
-        if self.log:
-            step = max(1.0, math.ceil(step))
-        first = math.ceil(self.low / step)
-        found = [n * step for n in range(first, math.floor(self.high / step) + 1)]
-        return [10.0**t if self.log else round(t, 12) for t in found]
+        first, last = math.ceil(self.low / step), math.floor(self.high / step)
+        return [round(n * step, 12) for n in range(first, last + 1)]
 
     def draw(self, svg: Element, name: str, top: float, bottom: float) -> None:
         for tick in self.ticks():
