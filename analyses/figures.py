@@ -310,15 +310,20 @@ def _svg(figure: Figure, height: float) -> Element:
         "svg",
         {"class": "chart", "viewBox": f"0 0 {WIDTH} {height:.0f}", "role": "img"},
     )
-    SubElement(svg, "title").text = figure.title
-    SubElement(svg, "desc").text = figure.caption
+    SubElement(svg, "title").text = _plain(figure.title)
+    SubElement(svg, "desc").text = _plain(figure.caption)
     return svg
 
 
 def _text(svg: Element, x: float, y: float, text: str, kind: str = "") -> Element:
     made = SubElement(svg, "text", {"x": f"{x:.1f}", "y": f"{y:.1f}"} | {"class": kind})
-    made.text = text
+    made.text = _plain(text)
     return made
+
+
+def _plain(text: str) -> str:
+    """Without the control characters that XML cannot hold, not even escaped."""
+    return "".join(c for c in text if c in "\t\n" or c >= " ")
 
 
 def _line(svg: Element, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:

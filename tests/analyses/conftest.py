@@ -1,0 +1,8 @@
+"""The analyses are scripts: their folder goes on the path, as it does when they run."""
+
+import sys
+from pathlib import Path
+
+from chromium import browser, visit  # noqa: F401  fixtures
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "analyses"))
