@@ -1,22 +1,37 @@
 """The lab: small transformers built here, with W_O in every variant, tasks that tell them apart.
 
-Everything METHODS calls "local experiments": ``Transformer(Config(...))`` is a model,
-``tasks`` what it may learn, ``train`` how, ``experiment`` all of it with a null beside each number,
-and ``planted`` models whose heads are known without training.
+``Transformer(Config(...))`` is a model and ``headmix.load`` takes it; ``TASKS`` are what it may
+learn, ``train`` how, ``experiment`` all of it with a null beside each number; ``planted`` holds
+models whose heads are known without training.
 """
 
 from headmix.lab import planted
+from headmix.lab.experiments import CELLS, QUICK, Cell, against, experiment, match
 from headmix.lab.outputs import OUTPUTS, output_projection
 from headmix.lab.storage import open_model, save
+from headmix.lab.tasks import TASKS, Task
+from headmix.lab.training import Stack, Trained, build, train
 from headmix.lab.transformer import VARIANTS, Config, Transformer
 
 __all__ = [
+    "CELLS",
     "OUTPUTS",
+    "QUICK",
+    "TASKS",
     "VARIANTS",
+    "Cell",
     "Config",
+    "Stack",
+    "Task",
+    "Trained",
     "Transformer",
+    "against",
+    "build",
+    "experiment",
+    "match",
     "open_model",
     "output_projection",
     "planted",
     "save",
+    "train",
 ]

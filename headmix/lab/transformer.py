@@ -63,14 +63,12 @@ class Config:
     def __post_init__(self) -> None:
         if self.output not in OUTPUTS:
             raise ValueError(f"unknown output {self.output!r}; known: {', '.join(OUTPUTS)}")
-        if self.offsets is not None:
-            if len(self.offsets) != self.n_heads or any(
-                o is not None and o < 0 for o in self.offsets
-            ):
-                raise ValueError(
-                    f"offsets={self.offsets}: expected one a head, {self.n_heads}, each None or "
-                    "the number of tokens back, 0 or more"
-                )
+        offsets = self.offsets or ()
+        if offsets and (len(offsets) != self.n_heads or min(o or 0 for o in offsets) < 0):
+            raise ValueError(
+                f"offsets={offsets}: expected one a head, {self.n_heads}, each None or the number "
+                "of tokens back, 0 or more"
+            )
 
     @property
     def width(self) -> int:
@@ -129,7 +127,8 @@ class Attention(nn.Module):
     def mask(self, length: int) -> Float[Tensor, "*head query key"] | None:
         """What is added to the logits: −∞ where a head may not look; None where it may anywhere."""
         if length not in self._masks:
-            self._masks[length] = _mask(length, self.causal, self.offsets)
+            with torch.inference_mode(False):  # it is kept, and training may come later
+                self._masks[length] = _mask(length, self.causal, self.offsets)
         return self._masks[length]
 
     def pattern(

@@ -1,0 +1,295 @@
+"""The experiments that decide what W_O is for: variants × tasks × architectures × seeds.
+
+Not every cell of the full cross decides something; ``CELLS`` are those that do:
+
+- ``xor`` without norm and feed-forward, where no W_O can help; with a norm, with a feed-forward,
+  and with a feed-forward alone: what does help. ``xor_free``: whether attention itself can.
+- ``threshold`` bare: whether mixing is needed where a sum is all.
+- ``induction`` of attention alone, with and without a skip: whether two heads of one layer must be
+  mixed before the next can use both.
+- ``crowd`` without norms and feed-forward: what forced overlap costs each W_O.
+- ``characters``: text, with the parameters that a variant lacks given to its feed-forward
+  (``matched``), and as they are.
+"""
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from joblib import Parallel, delayed  # type: ignore[import-untyped]
+from scipy import stats
+
+from headmix import __version__
+from headmix.lab.tasks import TASKS
+from headmix.lab.training import Progress, Trained, build, train
+from headmix.lab.transformer import VARIANTS, Config
+from headmix.metrics import mean_overlap
+from headmix.results import FORMAT
+from headmix.sources import load
+
+#: One head as wide as all of them, to which the benefit of several is compared.
+ONE_HEAD = "one_head"
+
+#: Seeds that choose learning rates and nothing else.
+PILOTS = (1000, 1001)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A task and an architecture on which variants are compared.
+
+    Attributes:
+        task: a key of ``TASKS``.
+        skip, norm, mlp: as in ``Config``.
+        matched: whether a variant with fewer parameters than ``full`` gets a wider feed-forward,
+            to within half a neuron a layer.
+        steps, batch: as in ``train``.
+        learning_rates: those among which each variant's is chosen.
+        variants: those compared here; all where None.
+    """
+
+    task: str
+    skip: bool = False
+    norm: bool = False
+    mlp: bool = False
+    matched: bool = False
+    steps: int = 200
+    batch: int = 32
+    learning_rates: tuple[float, ...] = (4e-3, 1e-2, 2.5e-2)
+    variants: tuple[str, ...] | None = None
+
+    @property
+    def architecture(self) -> str:
+        """ "skip+norm+mlp, matched", "bare" …"""
+        on = [name for name in ("skip", "norm", "mlp") if getattr(self, name)]
+        return ("+".join(on) or "bare") + ", matched" * self.matched
+
+    def config(self, variant: str) -> Config:
+        """The model of a variant."""
+        switches = {"skip": self.skip, "norm": self.norm, "mlp": self.mlp}
+        task = TASKS[self.task]()
+        full = task.config(**switches)
+        if variant == ONE_HEAD:
+            config = replace(full, n_heads=1, d_head=full.n_heads * full.d_head)
+        else:
+            config = replace(full, **VARIANTS[variant])  # type: ignore[arg-type]
+        return match(config, full) if self.matched else config
+
+    def includes(self, variant: str) -> bool:
+        """Whether a variant is compared here: one head cannot have the views of several."""
+        if variant == ONE_HEAD and TASKS[self.task]().shape.get("offsets"):
+            return False
+        return self.variants is None or variant in self.variants
+
+
+#: Of the variants, those that are tried on text, which takes longest.
+_ON_TEXT = (
+    "identity", "block_diagonal", "random_orthogonal", "full", "shared", "talking", ONE_HEAD
+)  # fmt: skip
+
+#: The default suite.
+CELLS = (
+    Cell("xor", skip=True),
+    Cell("xor", skip=True, norm=True),
+    Cell("xor", skip=True, mlp=True, matched=True),
+    Cell("xor", mlp=True, matched=True),
+    Cell("xor_free", skip=True),
+    Cell("threshold"),
+    Cell("induction", skip=True, steps=500),
+    Cell("induction", steps=500),
+    Cell("crowd", skip=True, steps=400),
+    Cell(
+        "characters", skip=True, norm=True, mlp=True, matched=True, steps=600, batch=16,
+        variants=_ON_TEXT,
+    ),
+    Cell(
+        "characters", skip=True, norm=True, mlp=True, steps=600, batch=16,
+        variants=("identity", "random_orthogonal", "full", "shared"),
+    ),
+)  # fmt: skip
+
+#: A first look: the same questions, fewer variants, seeds and steps.
+QUICK = tuple(
+    replace(
+        cell,
+        steps=cell.steps // 2 if cell.task in ("induction", "characters") else cell.steps,
+        learning_rates=(1e-2,),
+        variants=("identity", "random_orthogonal", "full", "shared", ONE_HEAD),
+    )
+    for n, cell in enumerate(CELLS)
+    if n not in (3, 7, 10)
+)
+
+
+def experiment(
+    cells: Sequence[Cell] = CELLS,
+    *,
+    variants: Iterable[str] = (*VARIANTS, ONE_HEAD),
+    seeds: Iterable[int] = range(5),
+    n_jobs: int = 1,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Train every variant on every cell and collect what came of it beside its null.
+
+    The learning rate is chosen for each variant and cell by the mean loss on the validation split
+    of ``PILOTS``, seeds of their own, trained for half as long; what is reported is the test
+    split's, of ``seeds`` at that rate.
+
+    Args:
+        cells: which tasks and architectures: ``CELLS`` (the suite), ``QUICK`` or your own.
+        variants: keys of ``VARIANTS``, and "one_head".
+        seeds: at least five for an interval worth the name.
+        n_jobs: processes, each of one thread.
+        progress: called with (what, done, total) as variants are done.
+
+    Returns:
+        A Dataset over (task, architecture, variant, seed): ``value`` (in the task's ``unit``),
+        ``loss`` (nats an answer), ``overlap`` (mean write-subspace overlap of the first layer's
+        heads after training); over (task, architecture, variant): ``n_parameters``,
+        ``learning_rate``; over task: ``chance``, ``shortcut``, ``unit``. NaN where a cell was not
+        run. ``save`` and ``open_results`` keep it.
+
+    Raises:
+        ValueError: an unknown variant, or no cells.
+    """
+    variants, seeds = tuple(variants), tuple(seeds)
+    known = (*VARIANTS, ONE_HEAD)
+    if unknown := set(variants) - set(known):
+        raise ValueError(f"unknown variants {sorted(unknown)}; known: {', '.join(known)}")
+    jobs = [(cell, v) for cell in cells for v in variants if cell.includes(v)]
+    if not jobs:
+        raise ValueError(f"nothing to run: {len(cells)} cells, variants {variants}")
+    ds = _empty(cells, variants, seeds)
+    parallel = Parallel(n_jobs=n_jobs, return_as="generator")
+    results = parallel(delayed(_run)(cell, variant, seeds) for cell, variant in jobs)
+    for done, ((cell, variant), found) in enumerate(zip(jobs, results, strict=True)):
+        where = {"task": cell.task, "architecture": cell.architecture, "variant": variant}
+        for name, value in found.items():
+            ds[name].loc[where] = value
+        if progress:
+            progress(f"{cell.task} ({cell.architecture}): {variant}", done + 1, len(jobs))
+    return ds
+
+
+def _run(cell: Cell, variant: str, seeds: tuple[int, ...]) -> dict[str, Any]:
+    task, config, rates = TASKS[cell.task](), cell.config(variant), cell.learning_rates
+    rate = rates[0]
+    if len(rates) > 1:
+        pilot = train(
+            config, task, seeds=PILOTS, learning_rates=rates, steps=cell.steps // 2,
+            batch=cell.batch,
+        )  # fmt: skip
+        rate = rates[pilot.chosen]
+    trained = train(
+        config, task, seeds=seeds, learning_rates=[rate], steps=cell.steps, batch=cell.batch
+    )
+    return {
+        "value": trained.value[:, 0].numpy(),
+        "loss": trained.loss[:, 0].numpy(),
+        "overlap": _overlaps(trained),
+        "n_parameters": build(config, 0).n_parameters,
+        "learning_rate": rate,
+    }
+
+
+def _overlaps(trained: Trained) -> list[float]:
+    """Mean overlap of what heads of the first layer write to, for each seed."""
+    if trained.config.n_heads == 1:
+        return [float("nan")] * len(trained.seeds)
+    models = [trained.model(seed) for seed in trained.seeds]
+    return [float(mean_overlap(load(model).heads(0))) for model in models]
+
+
+def against(ds: xr.Dataset, baseline: str = "full") -> xr.Dataset:
+    """Differences of every variant's value to one variant's, seed by seed, with their interval.
+
+    Args:
+        ds: from ``experiment``.
+        baseline: a variant.
+
+    Returns:
+        ``difference`` (mean over seeds of value − baseline's value), and ``low`` and ``high``, the
+        ends of its 95 % t interval over seeds; NaN where a cell was not run. Seeds are paired by
+        the examples they see. Mind ``unit``: of nats per character, less is better. The interval
+        says how far seeds agree; it is no p-value.
+
+    Raises:
+        ValueError: fewer than two seeds.
+    """
+    n = ds.sizes["seed"]
+    if n < 2:
+        raise ValueError(f"{n} seed: an interval needs two or more")
+    apart = ds.value - ds.value.sel(variant=baseline, drop=True)
+    mean = apart.mean("seed", skipna=False)
+    half = stats.t.ppf(0.975, n - 1) * apart.std("seed", ddof=1, skipna=False) / n**0.5
+    made = xr.Dataset({"difference": mean, "low": mean - half, "high": mean + half})
+    return made.assign_coords(unit=ds.unit).assign_attrs(baseline=baseline, seeds=n)
+
+
+def match(config: Config, target: Config) -> Config:
+    """A config whose feed-forward is so wide that it has the parameters of another, nearly.
+
+    Raises:
+        ValueError: it has no feed-forward to widen, or would need less than one neuron.
+
+    >>> full, identity = Config(vocabulary=5), Config(vocabulary=5, output="identity")
+    >>> matched = match(identity, full)
+    >>> [build(c, 0).n_parameters for c in (full, identity, matched)], matched.width
+    ([14917, 13893, 14933], 144)
+    """
+    if not config.mlp:
+        raise ValueError("there is no feed-forward to widen: the parameters cannot be matched")
+    missing = build(target, 0).n_parameters - build(config, 0).n_parameters
+    neuron = config.n_layers * (2 * config.d_model + 1)
+    width = config.width + round(missing / neuron)
+    if width < 1:
+        raise ValueError(f"the parameters cannot be matched: {missing} of them are too many")
+    return replace(config, d_ff=width)
+
+
+def _empty(cells: Sequence[Cell], variants: Sequence[str], seeds: Sequence[int]) -> xr.Dataset:
+    """The Dataset with its coordinates, nulls and provenance, all results NaN."""
+    names = list(dict.fromkeys(cell.task for cell in cells))
+    architectures = {cell.architecture: cell for cell in cells}
+    tasks = [TASKS[name]() for name in names]
+    coords: dict[str, Any] = {
+        "task": names,
+        "architecture": list(architectures),
+        "variant": list(variants),
+        "seed": list(seeds),
+        "unit": ("task", [t.unit for t in tasks]),
+        "title": ("task", [t.title for t in tasks]),
+    }
+    for switch in ("skip", "norm", "mlp", "matched"):
+        on = [getattr(cell, switch) for cell in architectures.values()]
+        coords[switch] = ("architecture", on)
+    dims = ("task", "architecture", "variant", "seed")
+    shape = tuple(len(coords[d]) for d in dims)
+    data: dict[str, Any] = {
+        name: (dims, np.full(shape, np.nan)) for name in ("value", "loss", "overlap")
+    }
+    for name in ("n_parameters", "learning_rate"):
+        data[name] = (dims[:3], np.full(shape[:3], np.nan))
+    data["chance"] = ("task", [t.chance for t in tasks])
+    data["shortcut"] = ("task", [np.nan if t.shortcut is None else t.shortcut for t in tasks])
+    return xr.Dataset(data, coords, _provenance(cells))
+
+
+def _provenance(cells: Sequence[Cell]) -> dict[str, Any]:
+    packages = ("torch", "numpy", "xarray")
+    versions = {p: importlib.metadata.version(p) for p in packages}
+    return {
+        "headmix_format": FORMAT,
+        "kind": "lab experiment",
+        "cells": json.dumps([asdict(cell) for cell in cells]),
+        "versions": json.dumps(
+            {"headmix": __version__, "python": platform.python_version(), **versions}
+        ),
+        "threads": f"1 a process, of {torch.get_num_threads()}",
+    }
