@@ -18,10 +18,16 @@ NEEDS = {
     "moments": "what the layer's heads did on text, as sums over tokens",
     "joint": "what the heads of all layers did together, as sums over the same tokens",
     "attention": "where the layer's heads looked on text, as sums over query rows",
+    "effects": "what replacing the layer's heads does to the output, as sums over tokens",
+    "interactions": "how the effects of two heads add up, as sums over tokens",
+    "read_outs": "what labels can be read at each place of the layer's block, as sums over tokens",
 }
 
+#: Those that take forward passes in which something is replaced.
+CAUSAL = ("effects", "interactions")
+
 #: Those that come from text, as sums with a ``replicates`` each.
-FROM_TEXT = ("moments", "attention", "joint")
+FROM_TEXT = ("moments", "attention", "joint", "read_outs", *CAUSAL)
 
 #: Transformations of the weights that a metric may declare itself invariant to.
 TRANSFORMATIONS = {

@@ -1,0 +1,277 @@
+"""causal: interventions on all layers, pass after pass, resumable and in sums that add up."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headmix.ablation import Ablation
+from headmix.activations import (
+    _another_run,
+    _bytes,
+    _chain,
+    _identity,
+    _interrupt,
+)
+from headmix.capture import Batch
+from headmix.effects import Effects, Interactions, units
+from headmix.excerpt import RULE, Excerpt, Pool, excerpt
+from headmix.files import whole_file
+from headmix.heads import Heads, NotApplicable
+from headmix.interaction import Interaction
+from headmix.interventions import Found, Interventions
+from headmix.model import AttentionModel
+from headmix.outcomes import Outcomes
+from headmix.packing import Batches
+from headmix.stage import Stage
+
+#: What there is to sum, by need.
+KINDS = {"effects": Effects, "interactions": Interactions}
+
+
+class Runs:
+    """All forward passes of one call: on what, with what replaced, and the sums so far.
+
+    Args:
+        model: a model that can be run.
+        heads: the weights of the layers, by name.
+        batches: the text.
+        options: what to replace.
+        folds: of documents.
+        tokens_per_batch: size of a forward pass.
+        seed: of all that is drawn: windows, donors, hidden tokens, pairs.
+
+    Raises:
+        ValueError: a pair of an unknown layer or head; too little text.
+        NotApplicable: the model cannot be run.
+    """
+
+    def __init__(
+        self,
+        model: AttentionModel,
+        heads: Mapping[str, Heads],
+        batches: Batches,
+        options: Interventions,
+        *,
+        folds: int,
+        tokens_per_batch: int = 1024,
+        seed: int = 0,
+    ) -> None:
+        if model.module is None:
+            raise NotApplicable(f"{model.name} was read for its weights alone and cannot be run")
+        self.heads, self.options, self.batches = heads, options, batches
+        pairs = {model.layer_name(layer): chosen for layer, chosen in options.pairs.items()}
+        members = {name: units(h, pairs.get(name, ())) for name, h in heads.items()}
+        pool = Pool.of(batches, options.tokens)
+
+        def part(tokens: int) -> Excerpt:
+            return excerpt(
+                model, pool, tokens=tokens, folds=folds, tokens_per_batch=tokens_per_batch,
+                seed=seed,
+            )  # fmt: skip
+
+        self.text = {"effects": part(options.tokens)}
+        resampled = self.text["effects"].can_resample
+        replacements = [r for r in options.replacements if r != "resample" or resampled]
+        read = Outcomes(model, options.objective, masked_share=options.masked_share, seed=seed)
+        self.stage = Stage(model, heads, read)
+        self.work: dict[str, Ablation | Interaction] = {
+            "effects": Ablation(self.stage, members, replacements, folds)
+        }
+        if options.interactions and resampled:
+            self.text["interactions"] = part(min(options.interactions, options.tokens))
+            blind = Stage(model, heads, Outcomes(model, "none"))
+            self.work["interactions"] = Interaction(blind, folds, options.most_pairs, seed)
+        self.found = Found()
+        for kind, work in self.work.items():
+            getattr(self.found, kind).update({name: work.nothing(name) for name in heads})
+        if not resampled:
+            reason = "nothing was resampled: the text has no two documents of some length"
+            self.found.unseen["interactions"] = dict.fromkeys(heads, reason)
+        self.forwards = 0
+
+    def __str__(self) -> str:
+        ablation, text = self.work["effects"], self.text["effects"]
+        assert isinstance(ablation, Ablation)
+        share = f"{self.options.masked_share:.0%}"
+        looked_at = {
+            "causal": "change of output and of loss on the next token",
+            "masked": f"change of output and of loss on {share} of the tokens, which are hidden",
+            "none": "change of output",
+        }[self.stage.read.objective]
+        said = (
+            f"{', '.join(ablation.replacements)} of {sum(h.n_heads for h in self.heads.values())} "
+            f"heads on {text.n_tokens} tokens of {text.n_documents} documents, {looked_at}"
+        )
+        if (short := self.text.get("interactions")) is not None:
+            said += f"; pairs on {short.n_tokens} tokens of {short.n_documents} documents"
+        return f"{said}; {self.total} forward passes, each from a layer on"
+
+    @property
+    def total(self) -> int:
+        """Forward passes with something replaced, from wherever each begins."""
+        return sum(
+            len(self.text[kind]) * sum(len(work.work(name)) for name in self.heads)
+            for kind, work in self.work.items()
+        )
+
+    @property
+    def about(self) -> str:
+        """What a result must say about its interventions."""
+        refused = self.stage.replay.refused
+        parts = [f"{self}.", RULE]
+        if "resample" not in getattr(self.work["effects"], "replacements", ()):
+            parts.append("Nothing was resampled.")
+        if refused:
+            whole = ", ".join(f"{name} ({why})" for name, why in refused.items())
+            parts.append(f"Run from the beginning: {whole}.")
+        return " ".join(parts)
+
+    def identity(self) -> str:
+        """A hash of all that the sums depend on."""
+        model, folds = self.stage.model, next(iter(self.found.effects.values())).n_folds
+        about = repr((self.options, self.stage.read.seed, sorted(self.work)))
+        digest = hashlib.sha256(
+            _identity(model, self.heads, folds, 0, [about], self.batches).encode()
+        )
+        for kind, text in self.text.items():
+            chain = kind
+            for run in text:
+                chain = _chain(chain, Batch((run.inputs, run.donor)))
+                digest.update(_bytes(run.fold))
+            digest.update(chain.encode())
+        return digest.hexdigest()
+
+    def go(self, done: Callable[[int, int], None], after: Callable[[], bool]) -> None:
+        """Run what has not been run, one (kind, pass, layer) after the other.
+
+        Args:
+            done: called with the forward passes that were run and how many there are.
+            after: called after each; ends the run if true.
+        """
+        stages = {"effects": self.stage}
+        if (pairs := self.work.get("interactions")) is not None:
+            stages["interactions"] = pairs.stage
+        ablation = self.work["effects"]
+        if "mean" in getattr(ablation, "replacements", ()):
+            self.stage.find_means(self.text["effects"])
+        number, total = 0, self.total
+
+        def ran() -> None:
+            self.forwards += 1
+            done(self.forwards, total)
+
+        for kind, work in self.work.items():
+            for n, run in enumerate(self.text[kind]):
+                last = number + len(self.heads)
+                if self.found.steps >= last:
+                    number = last
+                    continue
+                stages[kind].enter(run, n)
+                for layer in self.heads:
+                    number += 1
+                    if self.found.steps >= number:
+                        continue
+                    self._step(kind, work, layer, ran)
+                    self.found.steps = number
+                    if after():
+                        return
+
+    def _step(
+        self, kind: str, work: Ablation | Interaction, layer: str, ran: Callable[[], None]
+    ) -> None:
+        sums = getattr(self.found, kind)
+        if layer not in sums:
+            return
+        try:
+            new = work.run(layer, ran)
+            old = sums[layer]
+            sums[layer] = new if not old.n else old + new
+        except NotApplicable as reason:
+            self.found.unseen[kind][layer] = str(reason)
+            del sums[layer]
+
+
+def intervene(
+    runs: Runs,
+    *,
+    checkpoint: Path | None = None,
+    seconds: float = 30.0,
+    done: Callable[[int, int], None] | None = None,
+) -> tuple[Found, bool]:
+    """Run all interventions; what was found, and whether a SIGINT ended it.
+
+    With a checkpoint, the sums are kept there every so often; a later call with the same model,
+    text and options goes on from it and ends with the same sums. SIGINT (in the main thread) ends
+    the run after the layer in hand, a second one at once.
+
+    Raises:
+        ValueError: a checkpoint that is none or is of another run.
+        OSError: it cannot be written.
+    """
+    identity = runs.identity() if checkpoint else ""
+    if checkpoint is not None:
+        _read(checkpoint, identity, runs.found)
+    saved = time.monotonic()
+    with _interrupt() as interrupted:
+
+        def after() -> bool:
+            nonlocal saved
+            if checkpoint is not None and time.monotonic() - saved > seconds:
+                _write(checkpoint, identity, runs.found)
+                saved = time.monotonic()
+            return interrupted()
+
+        runs.go(done or (lambda number, total: None), after)
+        if checkpoint is not None:
+            _write(checkpoint, identity, runs.found)
+        return runs.found, interrupted()
+
+
+def _write(path: Path, identity: str, found: Found) -> None:
+    tensors = {
+        f"{kind}/{layer}/{f.name}": getattr(sums, f.name).contiguous()
+        for kind in KINDS
+        for layer, sums in getattr(found, kind).items()
+        for f in fields(sums)
+    }
+    about = {
+        "identity": identity,
+        "steps": str(found.steps),
+        "unseen": json.dumps(found.unseen),
+    }
+    with whole_file(path) as temporary:
+        try:
+            save_file(tensors, temporary, about)
+        except SafetensorError as reason:
+            raise OSError(f"cannot write the checkpoint {path}: {reason}") from reason
+
+
+def _read(path: Path, identity: str, found: Found) -> None:
+    """Fill in what a file holds, where there is one."""
+    if not path.exists():
+        return
+    try:
+        with safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as reason:
+        raise ValueError(f"{path} is not a checkpoint of headmix: {reason}") from reason
+    if about.get("identity") != identity:
+        raise _another_run(path)
+    parts: dict[tuple[str, str], dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        kind, _, rest = key.partition("/")
+        layer, _, name = rest.rpartition("/")
+        parts.setdefault((kind, layer), {})[name] = tensor
+    for kind, make in KINDS.items():
+        sums = {layer: make(**given) for (k, layer), given in parts.items() if k == kind}
+        setattr(found, kind, sums)
+    found.unseen = json.loads(about["unseen"])
+    found.steps = int(about["steps"])
