@@ -285,7 +285,7 @@ def _provenance(cells: Sequence[Cell]) -> dict[str, Any]:
     packages = ("torch", "numpy", "xarray")
     versions = {p: importlib.metadata.version(p) for p in packages}
     return {
-        "headmix_format": FORMAT,
+        "headmix_format": str(FORMAT),
         "kind": "lab experiment",
         "cells": json.dumps([asdict(cell) for cell in cells]),
         "versions": json.dumps(
