@@ -284,7 +284,7 @@ def _left(kept: Path) -> list[Path]:
 
 def _sweep(out: Path) -> None:
     """Remove what a kill in the middle of keeping sums left half written; ``out`` is locked."""
-    torn = re.compile(rf"\.{re.escape(out.name)}\.partial\.\d+\.[0-9a-f]+\.tmp")
+    torn = re.compile(rf"\.{re.escape(out.name)}\.partial\.(\d+|causal)\.[0-9a-f]+\.tmp")
     for file in out.parent.glob(f".{escape(out.name)}.partial.*.tmp"):
         if torn.fullmatch(file.name):
             file.unlink(missing_ok=True)

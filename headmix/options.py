@@ -144,6 +144,16 @@ class Reading:
         _option("Also measure with what position explains taken out.", "Text", None,
                 "--within-position"),
     ] = False  # fmt: skip
+    causal: Annotated[
+        bool,
+        _option(
+            "Also replace heads, one after the other, and see what changes: many forward passes.",
+            "Text", None, "--causal",
+        ),
+    ] = False  # fmt: skip
+    causal_tokens: Annotated[
+        int | None, _option("Of the text, for --causal; default 2000.", "Text", "N")
+    ] = None
     memory: Annotated[
         float | None,
         _option(
@@ -170,11 +180,21 @@ class Reading:
         if said and self.text is None:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in said)
             raise ValueError(f"{names}: of which text? name one with --text; 'default' is one")
+        if self.causal_tokens is not None:
+            said["causal"] = _interventions(said.pop("causal_tokens"), self.causal)
         if self.memory is not None:
             said["memory"] = self.memory * 2**30
         if self.text == "default":
             said.setdefault("max_tokens", ENOUGH)
         return said
+
+
+def _interventions(tokens: int, causal: bool) -> Any:
+    if not causal:
+        raise ValueError("--causal-tokens says how much of the text --causal takes: add --causal")
+    from headmix.interventions import Interventions  # it brings torch: only once it is needed
+
+    return Interventions(tokens=tokens)
 
 
 @dataclass(frozen=True)
