@@ -14,12 +14,14 @@ import xarray as xr
 from headmix import __version__
 from headmix.activations import Seen, accumulate, plan
 from headmix.attention import RULE
+from headmix.causal import Runs, intervene
 from headmix.collector import Collector
 from headmix.heads import ALL_LAYERS, Heads
+from headmix.interventions import Interventions
 from headmix.model import AttentionModel
 from headmix.moments import Moments
 from headmix.packing import Batches, batches
-from headmix.registry import FROM_TEXT, Metric, NotApplicable, catalogue
+from headmix.registry import CAUSAL, FROM_TEXT, Metric, NotApplicable, catalogue
 from headmix.sources import load
 
 #: Results of this layout; raised when older readers could misread them.
@@ -35,6 +37,7 @@ def measure(
     model: AttentionModel | Any,
     text: Any = None,
     *,
+    causal: bool | Interventions = False,
     metrics: Iterable[str] | str | None = None,
     layers: Iterable[str | int] | str | int | None = None,
     folds: int = 5,
@@ -54,6 +57,9 @@ def measure(
         model: an AttentionModel, or anything that ``load`` accepts.
         text: what ``headmix.text.read_text`` takes ("default" needs no download), or an iterable
             of batches; weights only when None.
+        causal: whether heads are also replaced, one after the other, on a small part of the text,
+            to see what changes: many forward passes, said in the plan. How, and on how much text:
+            an ``Interventions``. Metrics of that kind that are named are reason enough.
         metrics: names from the catalogue; by default all those marked so that can be computed.
             Metrics of attention patterns are not: they switch the model to eager attention while
             the text runs, the same pass for all metrics, whose memory grows with the square of
@@ -90,20 +96,27 @@ def measure(
     """
     if not isinstance(model, AttentionModel):
         model = load(model, **load_options)
-    chosen = _chosen_metrics(metrics, text is not None)
+    chosen = _chosen_metrics(metrics, text is not None, bool(causal))
     names = _chosen_layers(model, layers)
     report = progress or (lambda what, done, total: None)
     run = _Run(model, chosen, report, held=HELD if metrics is None else math.inf)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        if not run.kinds:
+        if not run.kinds and not run.causal:
             run.measure_layers(names, {}, Seen())
         else:
             feed = batches(
                 model, text, folds=folds, max_tokens=max_tokens,
                 tokens_per_batch=tokens_per_batch, max_length=max_length,
             )  # fmt: skip
-            run.measure_text(names, feed, folds, within_position, memory, checkpoint)
+            if run.kinds:
+                run.measure_text(names, feed, folds, within_position, memory, checkpoint)
+            else:
+                run.measure_layers(names, {}, Seen())
+            if run.causal:
+                options = causal if isinstance(causal, Interventions) else Interventions()
+                shared = {"folds": folds, "tokens_per_batch": tokens_per_batch, "seed": seed}
+                run.intervene(feed, options, shared, checkpoint)
         run.measure_model()
     dataset = run.collector.dataset()
     dataset.attrs |= _provenance(model, seed) | run.attrs
@@ -120,8 +133,10 @@ class _Run:
         self.collector = Collector(metrics)
         self.progress = progress
         self.whole_model = [m for m in metrics if "layers" in m.needs]
-        self.by_layer = [m for m in metrics if "layers" not in m.needs]
-        self.kinds = [k for k in FROM_TEXT if any(k in m.needs for m in metrics)]
+        self.causal = [m for m in metrics if {*CAUSAL} & {*m.needs}]
+        self.by_layer = [m for m in metrics if "layers" not in m.needs and m not in self.causal]
+        seen = [k for k in FROM_TEXT if k not in CAUSAL]
+        self.kinds = [k for k in seen if any(k in m.needs for m in metrics)]
         self.kept: list[Heads] = []
         self.joint: Moments | None = None
         self.room = held
@@ -232,6 +247,50 @@ class _Run:
                 break
         self.collector.counts = counts
 
+    def intervene(
+        self,
+        feed: Batches,
+        options: Interventions,
+        shared: Mapping[str, int],
+        checkpoint: str | Path | None,
+    ) -> None:
+        """Replace heads one after the other, and every metric of what that does."""
+        names = [n for n in self.collector.shapes if n not in self.collector.invalid]
+        if not names:
+            return
+        if "interrupted" in self.attrs or (feed.once and self.kinds):
+            why = "these batches can be read only once" if feed.once else "the run was interrupted"
+            reason = f"{why}, before heads were replaced"
+            self.collector.skipped |= {m.name: {"": reason} for m in self.causal}
+            return
+        heads = {name: self.model.heads(name) for name in names}
+        runs = Runs(self.model, heads, feed, options, **shared)
+        self.progress(f"plan: {runs}", 0, 0)
+        found, interrupted = intervene(
+            runs,
+            checkpoint=Path(f"{checkpoint}.causal") if checkpoint else None,
+            done=lambda done, total: self.progress("heads replaced", done, total),
+        )
+        self.attrs |= dict(feed.attrs) | {"folds": str(shared["folds"]), "causal": runs.about}
+        if interrupted and runs.forwards < runs.total:
+            self.attrs["interrupted"] = (
+                f"{runs.forwards} of {runs.total} forward passes with heads replaced were run"
+            )
+        if not self.kinds:
+            sums = found.effects.items()
+            self.collector.counts = {n: (s.n, float(s.documents.sum())) for n, s in sums}
+
+        def fetch(name: str, need: str) -> Any:
+            if need == "heads":
+                return heads[name]
+            if name in found.unseen[need] or name not in getattr(found, need):
+                raise NotApplicable(found.unseen[need].get(name, "no such passes were asked for"))
+            return getattr(found, need)[name]
+
+        for name in names:
+            for metric in self.causal:
+                self.collector.run(metric, name, partial(fetch, name))
+
     def measure_model(self) -> None:
         """Every metric that compares all layers."""
         self.collector.compared = [h.layer for h in self.kept]
@@ -257,11 +316,15 @@ def _chosen_layers(
     return [name for name in model.layers if name in wanted]
 
 
-def _chosen_metrics(names: Iterable[str] | str | None, with_text: bool) -> list[Metric]:
+def _chosen_metrics(
+    names: Iterable[str] | str | None, with_text: bool, with_causal: bool
+) -> list[Metric]:
     known = catalogue()
+    causal = {n for n, m in known.items() if {*CAUSAL} & {*m.needs}}
     activations = {n for n, m in known.items() if {*FROM_TEXT} & {*m.needs}}
     if names is None:
-        return [m for n, m in known.items() if m.default and (with_text or n not in activations)]
+        left_out = (set() if with_text else activations) | (set() if with_causal else causal)
+        return [m for n, m in known.items() if m.default and n not in left_out]
     names = [names] if isinstance(names, str) else list(names)
     unknown = [n for n in names if n not in known]
     if unknown:

@@ -1,6 +1,22 @@
 """Every metric of headmix as a plain function: ``headmix.metrics.projection_kernel(heads)``."""
 
 from headmix.metrics.attention import attention_entropy, attention_js, sink_mass
+from headmix.metrics.causal import (
+    ablation_interaction,
+    cross_head_interaction_attn_out,
+    cross_head_interaction_mlp_in,
+    cross_head_interaction_mlp_out,
+    cross_head_interaction_next_logits,
+    group_ablation,
+    group_ablation_loss,
+    head_ablation,
+    head_ablation_kl,
+    head_ablation_loss,
+    head_ablation_loss_mean,
+    head_ablation_loss_zero,
+    head_ablation_mean,
+    head_ablation_zero,
+)
 from headmix.metrics.composition import composition_k, composition_q, composition_v
 from headmix.metrics.dimensions import (
     concat_effective_rank,
@@ -52,6 +68,7 @@ from headmix.metrics.redundancy import (
 )
 
 __all__ = [
+    "ablation_interaction",
     "attention_entropy",
     "attention_js",
     "cancellation_ratio",
@@ -64,12 +81,25 @@ __all__ = [
     "concat_effective_rank",
     "concat_k99",
     "concat_participation_ratio",
+    "cross_head_interaction_attn_out",
+    "cross_head_interaction_mlp_in",
+    "cross_head_interaction_mlp_out",
+    "cross_head_interaction_next_logits",
     "ffn_read_participation",
     "ffn_read_share",
     "gaussian_mi",
+    "group_ablation",
+    "group_ablation_loss",
     "group_cka",
     "group_loo_r2",
     "group_overlap",
+    "head_ablation",
+    "head_ablation_kl",
+    "head_ablation_loss",
+    "head_ablation_loss_mean",
+    "head_ablation_loss_zero",
+    "head_ablation_mean",
+    "head_ablation_zero",
     "head_effective_rank",
     "head_frame_spectrum",
     "head_k99",
