@@ -29,7 +29,7 @@ class Interventions:
     interactions: int = 500
     most_pairs: int = 100
     objective: str | None = None
-    masked_share: float = 0.15
+    masked_share: int | float = 0.15
 
     def __post_init__(self) -> None:
         if unknown := [r for r in self.replacements if r not in REPLACEMENTS]:

@@ -71,7 +71,7 @@ class Outcomes:
         model: AttentionModel,
         objective: str | None = None,
         *,
-        masked_share: float = 0.15,
+        masked_share: int | float = 0.15,
         seed: int = 0,
     ) -> None:
         assert model.module is not None

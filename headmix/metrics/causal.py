@@ -72,7 +72,7 @@ def _none_per_group(heads: Heads, effects: Effects) -> tuple[Tensor, None]:
     return torch.zeros(heads.n_kv_heads, dtype=torch.float64), None
 
 
-def _ablation(title: str, formula: str, low: float, unit: str) -> Callable[..., Metric]:
+def _ablation(title: str, formula: str, low: int | float, unit: str) -> Callable[..., Metric]:
     return metric(
         title=title,
         formula=formula,

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from example_effects import effects_of, interactions_of
 
 from headmix.attention import AttentionPatterns
+from headmix.effects import Effects, Interactions
 from headmix.heads import Heads
 from headmix.moments import Moments
 from headmix.neighbours import NeuronReads, Vocabulary
@@ -54,10 +56,19 @@ class Example:
         return sums
 
     def arguments(self, metric: Metric) -> list[Any]:
-        given = {"heads": self.layers[0], "layers": self.layers}
-        given |= {"vocabulary": self.vocabulary, "reads": self.reads, "moments": self.moments}
-        given |= {"attention": self.attention, "joint": self.joint}
-        return [given[need] for need in metric.needs]
+        return [getattr(self, need) for need in metric.needs]
+
+    @property
+    def heads(self) -> Heads:
+        return self.layers[0]
+
+    @cached_property
+    def effects(self) -> Effects:
+        return effects_of(self)
+
+    @cached_property
+    def interactions(self) -> Interactions:
+        return interactions_of(self)
 
     def value(self, metric: Metric) -> np.ndarray:
         return np.asarray(metric(*self.arguments(metric)))

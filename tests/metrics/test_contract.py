@@ -12,7 +12,7 @@ import headmix as hm
 from headmix.heads import Heads
 from headmix.linalg import LinalgError
 from headmix.moments import Moments
-from headmix.registry import TRANSFORMATIONS, Metric, NotApplicable
+from headmix.registry import CAUSAL, FROM_TEXT, TRANSFORMATIONS, Metric, NotApplicable
 
 every_metric = pytest.mark.parametrize("metric", OWN.values(), ids=OWN.keys())
 every_example = pytest.mark.parametrize("kind", EXAMPLES)
@@ -20,7 +20,7 @@ CLAIMS = [pytest.param(m, t, id=f"{m.name}-{t}") for m in OWN.values() for t in 
 DECLARED = [p for p in CLAIMS if p.values[1] in p.values[0].invariant]
 WITHIN = [p for p in DECLARED if p.values[0].within_position]
 #: What a metric asks for that comes from text.
-ON_TEXT = {"moments", "attention", "joint"}
+ON_TEXT = {*FROM_TEXT}
 UNDECLARED = [p for p in CLAIMS if p.values[1] not in p.values[0].invariant]
 
 
@@ -169,7 +169,10 @@ def test_heads_may_come_in_any_order(metric: Metric, kind: str) -> None:
 
 
 #: Metrics of amounts: a head that writes nothing has none.
-ZERO_WHERE_SILENT = ("ov_spectrum", "ffn_read_share", "variance_share", "head_norm")
+ZERO_WHERE_SILENT = (
+    "ov_spectrum", "ffn_read_share", "variance_share", "head_norm",
+    *(n for n, m in OWN.items() if {*CAUSAL} & {*m.needs}),
+)  # fmt: skip
 
 
 @every_metric
@@ -214,6 +217,8 @@ def test_a_silent_layer_has_a_reason(metric: Metric) -> None:
     quiet = replace(e, layers=(silent, *e.layers[1:]))
     if metric.needs == ("attention",):
         assert same(quiet.value(metric), e.value(metric), 0)
+    elif "effects" in metric.needs:
+        assert not quiet.value(metric).any()  # replacing nothing changes nothing
     elif "layers" in metric.needs:
         value = quiet.value(metric)
         assert np.isnan(value[0]).all()
