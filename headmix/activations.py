@@ -18,12 +18,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from headmix.attention import AttentionPatterns
-from headmix.capture import Batch, capture
+from headmix.blocks import find_blocks
+from headmix.capture import Batch, Probes, capture
 from headmix.files import whole_file
 from headmix.heads import ALL_LAYERS, Heads
 from headmix.model import AttentionModel
 from headmix.moments import Moments
 from headmix.packing import Batches
+from headmix.readouts import LADDER, WATCHED, ReadOuts, empty, fill, nbytes, tensors
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ def plan(
         folds: folds of documents.
         positions: positions whose means are kept.
         memory: bytes that the sums may take; all layers go together where None.
-        kinds: which sums are kept: "moments", "attention", "joint" (of all layers' heads side by
-            side, which then go together).
+        kinds: which sums are kept: "moments", "attention", "read_outs", "joint" (of all layers'
+            heads side by side, which then go together).
 
     Raises:
         ValueError: not even one layer fits, joint sums do not, or several passes are needed over
@@ -85,6 +87,8 @@ def plan(
         patterns = 2 * H * (1 + H) + 4
         with_moments = bool({"moments", "joint"} & {*kinds})
         sizes[name] = 8 * folds * (sums * with_moments + patterns * ("attention" in kinds))
+        if "read_outs" in kinds and batches.labelling is not None:
+            sizes[name] += nbytes(batches.labelling, concat, h.d_model, WATCHED, folds)
     together = 0
     if "joint" in kinds:
         concat = sum(h.n_heads * h.d_head for h in heads.values())
@@ -125,15 +129,19 @@ class Seen:
         moments: what its heads did, where that is kept.
         attention: where its heads looked, where that is kept and can be had.
         unseen: why it cannot be had, for the other layers.
+        read_outs: what labels can be read of its block, where that is kept.
+        probes: how that is added to.
     """
 
     moments: dict[str, Moments] = field(default_factory=dict)
     attention: dict[str, AttentionPatterns] = field(default_factory=dict)
     unseen: dict[str, str] = field(default_factory=dict)
+    read_outs: dict[str, ReadOuts] = field(default_factory=dict)
+    probes: Probes | None = None
 
     def add(self, model: AttentionModel, heads: Mapping[str, Heads], batch: Batch) -> None:
         """Run one more batch."""
-        reasons = capture(model, [batch], heads, self.moments, self.attention)
+        reasons = capture(model, [batch], heads, self.moments, self.attention, self.probes)
         self.unseen |= reasons
         for layer in reasons:
             del self.attention[layer]
@@ -142,10 +150,13 @@ class Seen:
         """Let go of a layer's sums, and of all that was derived from them."""
         self.moments.pop(layer, None)
         self.attention.pop(layer, None)
+        self.read_outs.pop(layer, None)
 
     def counts(self, layer: str) -> tuple[float, float]:
         """Tokens and documents that were seen."""
-        for sums in (self.moments.get(layer), self.attention.get(layer)):
+        of_labelled = self.read_outs.get(layer)
+        labelled = None if of_labelled is None else of_labelled.concat
+        for sums in (self.moments.get(layer), self.attention.get(layer), labelled):
             if sums is not None:
                 return sums.n, float(sums.documents.sum())
         return 0.0, 0.0
@@ -178,7 +189,7 @@ def accumulate(
         batches: what to run.
         folds: folds of documents.
         positions: positions whose means are kept.
-        kinds: which sums are kept: "moments", "attention", "joint".
+        kinds: which sums are kept: "moments", "attention", "joint", "read_outs".
         checkpoint: where to keep the state; None keeps none.
         seconds: between two checkpoints.
         done: called with (tokens seen, tokens in all) after each batch.
@@ -190,7 +201,7 @@ def accumulate(
         ValueError: no batches, or a checkpoint that is none or is of another run.
         OSError: the checkpoint cannot be written.
     """
-    identity = _identity(model, heads, folds, positions, kinds)
+    identity = _identity(model, heads, folds, positions, kinds, batches)
     state = _State.read(checkpoint, identity) if checkpoint else None
     seen, digest = 0, ""
     saved = time.monotonic()
@@ -201,6 +212,8 @@ def accumulate(
             if state is None:
                 nothing = _nothing_yet(model, heads, batch, folds, positions, kinds)
                 state = _State(identity, nothing)
+            if "read_outs" in kinds and state.seen.probes is None:
+                _probe(model, heads, batch, batches, folds, state)
             if number + 1 == state.batches and digest != state.digest:
                 raise _another_run(checkpoint)
             if number < state.batches:
@@ -251,15 +264,57 @@ def _nothing_yet(
     return seen
 
 
+def _probe(
+    model: AttentionModel,
+    heads: Mapping[str, Heads],
+    batch: Batch,
+    batches: Batches,
+    folds: int,
+    state: "_State",
+) -> None:
+    """Get ready to read labels: find the blocks, and empty sums or those of the checkpoint."""
+    labelling = batches.labelling
+    assert labelling is not None
+    blocks = find_blocks(model, list(heads), None if model.example else batch.inputs)
+
+    def nothing(folds: int, pivots: Mapping[str, Mapping[str, Tensor]] = {}) -> dict[str, ReadOuts]:
+        made = {}
+        for name, h in heads.items():
+            has = [r for r in WATCHED if r == "concat" or r in blocks[name].read_outs]
+            widths = {r: h.n_heads * h.d_head if r == "concat" else h.d_model for r in has}
+            absent = {r: blocks[name].absent[r] for r in LADDER if r in blocks[name].absent}
+            made[name] = empty(
+                labelling, widths, folds=folds, absent=absent, pivots=pivots.get(name)
+            )
+        return made
+
+    if state.read_outs:
+        found = nothing(folds)
+        for name, outs in found.items():
+            fill(outs, state.read_outs[name])
+    else:
+        once = nothing(batch.fold + 1)
+        capture(model, [batch], heads, {}, probes=Probes(labelling, blocks, once))
+        means = {
+            name: {r: s.first.sum(0)[: s.width] / s.n for r, s in outs.sums.items() if s.n}
+            for name, outs in once.items()
+        }
+        found = nothing(folds, means)
+    state.seen.read_outs = found
+    state.seen.probes = Probes(labelling, blocks, found)
+
+
 def _identity(
     model: AttentionModel,
     heads: Mapping[str, Heads],
     folds: int,
     positions: int,
     kinds: Collection[str],
+    batches: Batches,
 ) -> str:
-    """A hash of what the sums depend on beside the batches: the model and its layers."""
-    about = (model.name, model.processing, folds, positions, sorted(kinds))
+    """A hash of what the sums depend on beside the batches: the model, its layers, the labels."""
+    labels = batches.labelling.digest if batches.labelling is not None else ""
+    about = (model.name, model.processing, folds, positions, sorted(kinds), labels)
     digest = hashlib.sha256(repr(about).encode())
     for name, h in heads.items():
         digest.update(name.encode() + _bytes(h.W_O))
@@ -313,13 +368,19 @@ class _State:
     seen: Seen
     batches: int = 0
     digest: str = ""
+    read_outs: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        tensors = {
+        kept = {
             f"{kind}/{layer}/{f.name}": getattr(sums, f.name).contiguous()
             for kind, layers in (("moments", self.seen.moments), ("attention", self.seen.attention))
             for layer, sums in layers.items()
             for f in fields(sums)
+        }
+        of_labels = {
+            f"read_outs/{layer}/{key}": value.contiguous()
+            for layer, outs in self.seen.read_outs.items()
+            for key, value in tensors(outs).items()
         }
         about = {
             "identity": self.identity,
@@ -329,7 +390,7 @@ class _State:
         }
         with whole_file(path) as temporary:
             try:
-                save_file(tensors, temporary, about)
+                save_file(kept | of_labels, temporary, about)
             except SafetensorError as reason:  # a full disk, say
                 raise OSError(f"cannot write the checkpoint {path}: {reason}") from reason
 
@@ -346,22 +407,26 @@ class _State:
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
                 # copies: where a tensor begins in memory has a say in how its sums are rounded
-                tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+                kept = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
         except SafetensorError as reason:
             raise ValueError(f"{path} is not a checkpoint of headmix: {reason}") from reason
         if about.get("identity") != identity:
             raise _another_run(path)
-        parts: dict[str, dict[str, dict[str, Tensor]]] = {"moments": {}, "attention": {}}
-        for key, tensor in tensors.items():
+        parts: dict[str, dict[str, dict[str, Tensor]]] = {
+            "moments": {}, "attention": {}, "read_outs": {}
+        }  # fmt: skip
+        for key, tensor in kept.items():
             kind, _, rest = key.partition("/")
-            layer, _, name = rest.rpartition("/")
-            parts[kind].setdefault(layer, {})[name] = tensor
+            layer, *name = rest.rsplit("/", 2 if kind == "read_outs" else 1)
+            parts[kind].setdefault(layer, {})["/".join(name)] = tensor
         seen = Seen(
             {layer: Moments(**t) for layer, t in parts["moments"].items()},
             {layer: AttentionPatterns(**t) for layer, t in parts["attention"].items()},
             json.loads(about["unseen"]),
         )
-        return cls(identity, seen, int(about["batches"]), about["digest"])
+        return cls(
+            identity, seen, int(about["batches"]), about["digest"], read_outs=parts["read_outs"]
+        )
 
 
 @contextmanager

@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headmix.attention import AttentionPatterns
+from headmix.blocks import Block, ReadOutWatcher
 from headmix.heads import ALL_LAYERS, Heads
+from headmix.labels import Labelling
 from headmix.model import AttentionModel, Enough, PatternWatcher, Watcher
 from headmix.moments import Moments
+from headmix.readouts import ReadOuts
 from headmix.registry import NotApplicable
 
 
@@ -54,6 +57,7 @@ def capture(
     heads: Mapping[str, Heads],
     moments: Mapping[str, Moments],
     patterns: Mapping[str, AttentionPatterns] = {},
+    probes: "Probes | None" = None,
 ) -> dict[str, str]:
     """Run batches through a model and add what each layer's heads do to its sums, in place.
 
@@ -68,6 +72,7 @@ def capture(
             side, if they are wanted.
         patterns: the AttentionPatterns to add to, by layer, in the same pass. With any, the model
             runs eager attention for the while.
+        probes: the read-outs to add to, in the same pass, and the labels.
 
     Returns:
         The layers whose attention patterns cannot be had, with the reason.
@@ -81,6 +86,9 @@ def capture(
         waiting = {(name, "z") for name in moments if name != ALL_LAYERS} | {
             (name, "pattern") for name in looked_at
         }
+        labelled = None if probes is None else probes.of(batch)
+        if probes is not None:
+            waiting |= {(n, r) for n, outs in probes.read_outs.items() for r in outs.sums}
         joint = _Joint(moments[ALL_LAYERS], heads, batch) if ALL_LAYERS in moments else None
         with ExitStack() as stack:
             for name, sums in moments.items():
@@ -95,6 +103,8 @@ def capture(
                 except NotApplicable as reason:
                     unseen[name] = str(reason)
                     waiting.discard((name, "pattern"))
+            if probes is not None and labelled is not None:
+                probes.enter(stack, model, heads, batch, labelled, waiting)
             model.forward(batch.inputs)
         if waiting:
             missed = ", ".join(sorted({name for name, _ in waiting}))
@@ -103,9 +113,83 @@ def capture(
                 "(layers=...) or pass batches that do reach them"
             )
         seen = [sums for name, sums in looked_at.items() if name not in unseen]
-        for total in [*moments.values(), *seen]:
+        probed = (
+            [s for outs in probes.read_outs.values() for s in outs.sums.values()]
+            if probes is not None
+            else []
+        )
+        for total in [*moments.values(), *seen, *probed]:
             total.documents[batch.fold] += batch.documents
     return unseen
+
+
+@dataclass(frozen=True, eq=False)
+class Probes:
+    """What probes add to while text runs.
+
+    Attributes:
+        labelling: every token's labels.
+        blocks: the block around each layer.
+        read_outs: the sums by layer.
+    """
+
+    labelling: Labelling
+    blocks: Mapping[str, Block]
+    read_outs: Mapping[str, ReadOuts]
+
+    def of(self, batch: Batch) -> "_Labelled":
+        """A batch's labels, in the order of its tokens that count."""
+        windows = getattr(batch, "windows", ())
+        return _Labelled(*map(torch.from_numpy, self.labelling.of(windows)))
+
+    def enter(
+        self,
+        stack: ExitStack,
+        model: AttentionModel,
+        heads: Mapping[str, Heads],
+        batch: Batch,
+        labelled: "_Labelled",
+        waiting: set[tuple[str, str]],
+    ) -> None:
+        """Watch every read-out for one pass."""
+        for layer, outs in self.read_outs.items():
+            add = _read_out_adder(heads[layer], outs, batch, labelled, waiting)
+            stack.enter_context(
+                model.sites[layer].watch(lambda z, out, add=add: add("concat", z))  # type: ignore[misc]
+            )
+            rest = [name for name in outs.sums if name != "concat"]
+            stack.enter_context(self.blocks[layer].watch(model, add, rest))
+
+
+@dataclass(frozen=True, eq=False)
+class _Labelled:
+    """Which of a batch's tokens that count are labelled, their columns, and rows in the sample."""
+
+    chosen: Bool[Tensor, "counted"]
+    Y: Float[Tensor, "token column"]
+    row: Int[Tensor, "token"]
+
+
+def _read_out_adder(
+    heads: Heads,
+    outs: ReadOuts,
+    batch: Batch,
+    labelled: _Labelled,
+    waiting: set[tuple[str, str]],
+) -> ReadOutWatcher:
+    """Adds one pass of one layer's read-outs."""
+    layer, keep = heads.layer, batch.keep[heads.stream]
+
+    def add(name: str, x: Float[Tensor, "*token width"]) -> None:
+        _require_tokens(layer, x.shape[:-1], keep)
+        outs.forget()
+        chosen = keep.clone()
+        chosen[keep] = labelled.chosen
+        rows = x[chosen.to(x.device)]
+        outs.sums[name].update(rows, labelled.Y, fold=batch.fold, row=labelled.row)
+        _seen(waiting, layer, name)
+
+    return add
 
 
 class _Joint:

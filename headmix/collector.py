@@ -10,7 +10,9 @@ import xarray as xr
 
 from headmix.heads import Heads
 from headmix.jackknife import interval
+from headmix.labels import Labelling
 from headmix.linalg import LinalgError
+from headmix.readouts import LADDER
 from headmix.registry import FROM_TEXT, LABELS, Metric, NotApplicable
 
 #: What is stored beside a metric's value, by suffix of the variable's name.
@@ -37,6 +39,11 @@ class Collector:
         self.skipped: dict[str, dict[str, str]] = {}
         self.counts: dict[str, tuple[float, float]] = {}
         self.compared: list[str] = []
+        self.labelling: Labelling | None = None
+
+    def label(self, labelling: Labelling) -> None:
+        """What the axes that count labels stand for."""
+        self.labelling = labelling
 
     def refuse(self, layer: str, reason: str) -> None:
         """A layer whose heads are not known keeps its place, empty."""
@@ -87,7 +94,11 @@ class Collector:
                     ds[name + suffix] = variable
                 if name in ds:
                     ds[name].attrs = _describe(metric, within=name != metric.name)
-        labels = LABELS | {"layer_b": layers}
+        labels = LABELS | {"layer_b": layers, "read_out": LADDER}
+        if self.labelling is not None:
+            names = [s.name for s in self.labelling.sets if not s.control]
+            labels |= {"label": names, "label_b": names}
+            ds["n_labelled"] = ((), self.labelling.n_tokens)
         for dim in map(str, ds.dims):
             if dim not in ds.coords:
                 ds = ds.assign_coords({dim: list(labels.get(dim, range(ds.sizes[dim])))})

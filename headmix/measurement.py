@@ -18,6 +18,7 @@ from headmix.causal import Runs, intervene
 from headmix.collector import Collector
 from headmix.heads import ALL_LAYERS, Heads
 from headmix.interventions import Interventions
+from headmix.labels import parse
 from headmix.model import AttentionModel
 from headmix.moments import Moments
 from headmix.packing import Batches, batches
@@ -37,6 +38,7 @@ def measure(
     model: AttentionModel | Any,
     text: Any = None,
     *,
+    labels: Any = None,
     causal: bool | Interventions = False,
     metrics: Iterable[str] | str | None = None,
     layers: Iterable[str | int] | str | int | None = None,
@@ -57,6 +59,9 @@ def measure(
         model: an AttentionModel, or anything that ``load`` accepts.
         text: what ``headmix.text.read_text`` takes ("default" needs no download), or an iterable
             of batches; weights only when None.
+        labels: what probes look for in the text: names with commas, "pos=corpus.conllu" (where the
+            file is the text too), a list of names, or a mapping of names to arrays or functions;
+            see ``headmix.labels``. No probes when None.
         causal: whether heads are also replaced, one after the other, on a small part of the text,
             to see what changes: many forward passes, said in the plan. How, and on how much text:
             an ``Interventions``. Metrics of that kind that are named are reason enough.
@@ -96,7 +101,10 @@ def measure(
     """
     if not isinstance(model, AttentionModel):
         model = load(model, **load_options)
-    chosen = _chosen_metrics(metrics, text is not None, bool(causal))
+    asked = None
+    if labels is not None:
+        asked, text = parse(labels, text)
+    chosen = _chosen_metrics(metrics, text is not None, asked is not None, bool(causal))
     names = _chosen_layers(model, layers)
     report = progress or (lambda what, done, total: None)
     run = _Run(model, chosen, report, held=HELD if metrics is None else math.inf)
@@ -108,6 +116,7 @@ def measure(
             feed = batches(
                 model, text, folds=folds, max_tokens=max_tokens,
                 tokens_per_batch=tokens_per_batch, max_length=max_length,
+                labels=asked if "read_outs" in run.kinds else None, seed=seed,
             )  # fmt: skip
             if run.kinds:
                 run.measure_text(names, feed, folds, within_position, memory, checkpoint)
@@ -213,6 +222,9 @@ class _Run:
         if within_position and not feed.max_length:
             raise ValueError("within_position needs text: batches of your own tell no positions")
         positions = feed.max_length if within_position else 0
+        if feed.labelling is not None:
+            self.collector.label(feed.labelling)
+            self.attrs["labels"] = feed.labelling.description
         planned = plan(
             heads, feed, folds=folds, positions=positions, memory=memory, kinds=self.kinds
         )
@@ -317,13 +329,15 @@ def _chosen_layers(
 
 
 def _chosen_metrics(
-    names: Iterable[str] | str | None, with_text: bool, with_causal: bool
+    names: Iterable[str] | str | None, with_text: bool, with_labels: bool, with_causal: bool
 ) -> list[Metric]:
     known = catalogue()
     causal = {n for n, m in known.items() if {*CAUSAL} & {*m.needs}}
+    probes = {n for n, m in known.items() if "read_outs" in m.needs}
     activations = {n for n, m in known.items() if {*FROM_TEXT} & {*m.needs}}
     if names is None:
-        left_out = (set() if with_text else activations) | (set() if with_causal else causal)
+        left_out = (set() if with_text else activations) | (set() if with_labels else probes)
+        left_out |= set() if with_causal else causal
         return [m for n, m in known.items() if m.default and n not in left_out]
     names = [names] if isinstance(names, str) else list(names)
     unknown = [n for n in names if n not in known]
@@ -331,6 +345,8 @@ def _chosen_metrics(
         raise ValueError(f"unknown metric {', '.join(unknown)}; known: {', '.join(known)}")
     if not with_text and (needy := [n for n in names if n in activations]):
         raise ValueError(f"{', '.join(needy)} cannot be computed from weights alone: pass text=")
+    if not with_labels and (needy := [n for n in names if n in probes]):
+        raise ValueError(f"{', '.join(needy)} look for labels in the text: pass labels=")
     return [known[n] for n in names]
 
 

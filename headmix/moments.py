@@ -14,11 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from headmix.sums import Sums
-
-#: Blocks a side in which the upper triangle of Σ uuᵀ is computed: the work is (1 + 1/n)/2 of a full
-#: product's, and eight already leave little to gain.
-TRIANGLE_BLOCKS = 8
+from headmix.sums import Sums, add_scatter, symmetric
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -138,9 +134,7 @@ class Moments(Sums):
         """
         self.forget()
         u = z.to(self.first.device) - self.pivot  # in float64, as the pivot is
-        step = -(-u.shape[1] // TRIANGLE_BLOCKS)
-        for i in range(0, u.shape[1], step):
-            self.second[fold, i : i + step, i:].addmm_(u[:, i : i + step].T, u[:, i:])
+        add_scatter(self.second[fold], u)
         wide = torch.promote_types(z.dtype, torch.float32)
         x = u.to(wide).unflatten(1, (self.n_heads, -1)).transpose(0, 1) @ self.roots.to(wide)
         n = x.square().sum(-1).T.double()
@@ -194,8 +188,7 @@ class Moments(Sums):
     @cached_property
     def scatter(self) -> Float[Tensor, "concat concat"]:
         """Σ uuᵀ over all folds."""
-        upper = self.second.sum(0).triu()
-        return upper + upper.triu(1).T
+        return symmetric(self.second.sum(0))
 
     @cached_property
     def mean(self) -> Float[Tensor, "concat"]:

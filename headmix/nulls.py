@@ -92,3 +92,28 @@ def gaussian_triangular_factor(n: int, d: int, stream: torch.Generator) -> Tenso
     chi_squared = 2 * torch._standard_gamma((freedom / 2).expand(DRAWS, k), generator=stream)
     R.diagonal(dim1=-2, dim2=-1).copy_(chi_squared.sqrt())
     return R
+
+
+def held_out_noise(
+    count: Float[Tensor, "fold"],
+    p: Float[Tensor, "*unit"],
+    dimensions: Float[Tensor, "*unit"],
+) -> tuple[Float[Tensor, "*unit"], Float[Tensor, "*unit"]]:
+    """Mean and standard deviation of held-out R² where p predictors are pure noise.
+
+    Fitting p of them costs ``p/(n_train − p − 2)``, exactly for Gaussian data. The variance,
+    to first order in p/n, counts products of residuals of two tokens: those of different folds
+    come in as prediction and as test, those of one fold as prediction only.
+
+    Args:
+        count: independent tokens in each fold that holds some.
+        p: predictors.
+        dimensions: the participation ratio of the covariance of what is predicted.
+    """
+    n, K = count.sum(), len(count)
+    each = count.reshape(-1, *[1] * p.ndim)
+    mean = -(each * p / (n - each - p - 2)).sum(0) / n
+    c = K / (K - 1)
+    variance = 2 * p / dimensions * (c**3 + c**2 / K) / n**2
+    inflation = 1 / (1 - (p + 2) * c / n)  # of the fit's noise, as in the mean
+    return mean, variance.sqrt() * inflation

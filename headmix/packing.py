@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headmix.capture import Batch
 from headmix.feed import Feed, TextBatch
+from headmix.labels import Labelling, into_words, label
 from headmix.model import AttentionModel
 from headmix.text import Document, Text, read_text
 from headmix.tokens import Tokens, Window, windows
@@ -31,6 +32,9 @@ RULE_OF_FIRST = (
 )
 RULE_OF_DECODERS = " The encoder reads the window, the decoder the same after its start token."
 
+#: Labelled tokens that probes keep themselves.
+SAMPLE = 2000
+
 
 @dataclass(frozen=True, eq=False)
 class Batches:
@@ -46,6 +50,7 @@ class Batches:
         once: whether they can be read only once.
         attrs: what a result must say about its text: ``text``, ``text_rule``, and of text
             ``text_sha256`` (of the documents that were read) and ``text_unknown_tokens``.
+        labelling: every token's labels, where they were asked for.
     """
 
     begin: Callable[[], Iterator[Batch]]
@@ -56,6 +61,7 @@ class Batches:
     padding: float | None = None
     max_length: int = 0
     once: bool = False
+    labelling: Labelling | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         return self.begin()
@@ -69,6 +75,9 @@ def batches(
     max_tokens: int | None = None,
     tokens_per_batch: int = 1024,
     max_length: int | None = None,
+    labels: Mapping[str, Any] | None = None,
+    sample: int = SAMPLE,
+    seed: int = 0,
 ) -> Batches:
     """The batches in which a model runs a text.
 
@@ -89,6 +98,9 @@ def batches(
         tokens_per_batch: rows × longest row at most, unless one row alone is longer.
         max_length: the longest window, special tokens included; by default 256 or what the model
             takes, whichever is less.
+        labels: from ``labels.parse``: what is known of each token, for probes.
+        sample: labelled tokens that probes keep themselves, to count what sums cannot say.
+        seed: draws that sample, and the control tasks of labels.
 
     Raises:
         ValueError: no text, or less than one token a fold; ids outside the vocabulary; text
@@ -104,9 +116,11 @@ def batches(
     if given:
         if max_tokens is not None:
             raise ValueError("max_tokens counts the tokens of text; give fewer batches instead")
+        if labels:
+            raise ValueError("labels belong to the tokens of text, or of documents of token ids")
         return _given(feed, source, folds)
     text = read_text(source)
-    documents, digest, first_left_out = _tokenise(feed, text, max_tokens)
+    documents, digest, first_left_out = _tokenise(feed, text, max_tokens, words=bool(labels))
     unknown = feed.tokeniser.unknown
     n_documents = len(documents)
     if n_documents < folds:
@@ -116,6 +130,12 @@ def batches(
     _require(cut, folds, n_documents, RULE_OF_FIRST * first_left_out)
     packed = pack(chain.from_iterable(cut), tokens_per_batch, feed.length, padded=feed.masks)
     lengths = [[feed.length(window) for window in rows] for rows in packed]
+    labelling = None
+    if labels:
+        labelling = label(
+            labels, documents, dealt, chain.from_iterable(cut), feed.room, feed.tokeniser.piece,
+            sample=sample, seed=seed,
+        )  # fmt: skip
     rule = RULE.format(max_length=feed.max_length)
     rule += RULE_OF_FIRST * first_left_out
     rule += RULE_OF_DECODERS * feed.two_streams
@@ -132,20 +152,24 @@ def batches(
         n_documents=sum(map(bool, cut)),
         max_length=feed.max_length,
         padding=1 - sum(map(sum, lengths)) / sum(len(row) * max(row) for row in lengths),
+        labelling=labelling,
     )
 
 
-def _tokenise(feed: Feed, text: Text, max_tokens: int | None) -> tuple[list[Tokens], str, bool]:
+def _tokenise(
+    feed: Feed, text: Text, max_tokens: int | None, *, words: bool
+) -> tuple[list[Tokens], str, bool]:
     """The documents with a token that counts, in order, as far as they are wanted.
 
-    With them their hash, and whether the first token of a window was left out.
+    With them their hash, and whether the first token of a window was left out. ``words``: part
+    plain text into words too.
     """
     documents: list[Tokens] = []
     first_left_out = False
     digest = hashlib.sha256()
     left = float("inf") if max_tokens is None else max_tokens
     for document in text:
-        tokens = feed.tokeniser(document)
+        tokens = feed.tokeniser(into_words(document) if words else document)
         feed.check(tokens)
         enough = tokens.n_counted >= left
         if tokens.n_counted > left:

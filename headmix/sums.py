@@ -11,6 +11,27 @@ from torch import Tensor
 
 S = TypeVar("S", bound="Sums")
 
+#: Blocks a side in which the upper triangle of Σ uuᵀ is computed: the work is (1 + 1/n)/2 of a full
+#: product's, and eight already leave little to gain.
+TRIANGLE_BLOCKS = 8
+
+
+def add_scatter(total: Float[Tensor, "u u"], u: Float[Tensor, "token u"]) -> None:
+    """Add Σ uuᵀ in place; only the upper triangle, and some of what is near it, is kept up."""
+    step = -(-u.shape[1] // TRIANGLE_BLOCKS)
+    for i in range(0, u.shape[1], step):
+        rows, rest = u[:, i : i + step], u[:, i:]
+        if u.dtype == total.dtype:
+            total[i : i + step, i:].addmm_(rows.T, rest)
+        else:
+            total[i : i + step, i:] += rows.T @ rest
+
+
+def symmetric(total: Float[Tensor, "*batch u u"]) -> Float[Tensor, "*batch u u"]:
+    """Σ uuᵀ whole again, from its upper triangle."""
+    upper = total.triu()
+    return upper + upper.triu(1).mT
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sums:

@@ -92,6 +92,12 @@ class Tokeniser:
             self.prefix, self.suffix = ids[: inside[0]], ids[inside[-1] + 1 :]
             self.special = {*tokenizer.all_special_ids} - {self.unknown}
 
+    def piece(self, token: int) -> str:
+        """The tokenizer's own name of a token."""
+        if self.tokenizer is None:
+            return f"#{token}"
+        return str(self.tokenizer.convert_ids_to_tokens(token))
+
     def _encode(self, text: str, **options: Any) -> tuple[list[int], list[int]]:
         encoding = self.tokenizer(text, return_special_tokens_mask=True, verbose=False, **options)
         return list(encoding["input_ids"]), list(encoding["special_tokens_mask"])

@@ -58,6 +58,15 @@ from headmix.metrics.ov import (
     ov_vocabulary,
 )
 from headmix.metrics.prediction import group_loo_r2, loo_r2
+from headmix.metrics.probing import (
+    head_concentration,
+    head_probe_r2,
+    multi_head_gain,
+    probe_accuracy,
+    probe_mdl,
+    probe_r2,
+    probe_selectivity,
+)
 from headmix.metrics.redundancy import (
     cca,
     cka,
@@ -65,6 +74,13 @@ from headmix.metrics.redundancy import (
     gaussian_mi,
     group_cka,
     total_correlation,
+)
+from headmix.metrics.views import (
+    leace_damage,
+    probe_participation,
+    probe_share,
+    view_share,
+    view_share_unique,
 )
 
 __all__ = [
@@ -100,16 +116,20 @@ __all__ = [
     "head_ablation_loss_zero",
     "head_ablation_mean",
     "head_ablation_zero",
+    "head_concentration",
     "head_effective_rank",
     "head_frame_spectrum",
     "head_k99",
     "head_norm",
     "head_participation_ratio",
+    "head_probe_r2",
     "interference_ratio",
     "joint_rank",
     "joint_span",
+    "leace_damage",
     "loo_r2",
     "mean_overlap",
+    "multi_head_gain",
     "output_effective_rank",
     "output_k99",
     "output_participation_ratio",
@@ -123,9 +143,17 @@ __all__ = [
     "ov_vocabulary",
     "pair_interference",
     "principal_angles",
+    "probe_accuracy",
+    "probe_mdl",
+    "probe_participation",
+    "probe_r2",
+    "probe_selectivity",
+    "probe_share",
     "projection_kernel",
     "sink_mass",
     "total_correlation",
     "variance_share",
+    "view_share",
+    "view_share_unique",
     "welch_floor",
 ]

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from headmix import activity
+from headmix import activity, nulls
 from headmix.heads import Heads
 from headmix.moments import Moments
 from headmix.registry import NotApplicable, metric
@@ -115,21 +115,10 @@ def _inverse(M: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
 def _held_out_null(
     heads: Heads, moments: Moments, units: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Held-out R² of predictors that are pure noise.
-
-    Fitting p of them costs ``p/(n_train − p − 2)``, exactly for Gaussian data. The variance,
-    to first order in p/n, counts products of residuals of two tokens: those of different folds
-    come in as prediction and as test, those of one fold as prediction only.
-    """
+    """Held-out R² of predictors that are pure noise."""
     p = _predictors(heads, moments, units)
-    count = moments.count[moments.count > 0][:, None]
-    mean = -(count * p / (moments.n - count - p - 2)).sum(0) / moments.n
-    K = len(count)
-    c = K / (K - 1)
     dimensions = torch.stack([_participation(heads, moments, unit) for unit in units])
-    variance = 2 * p / dimensions * (c**3 + c**2 / K) / moments.n**2
-    inflation = 1 / (1 - (p + 2) * c / moments.n)  # of the fit's noise, as in the mean
-    return mean, variance.sqrt() * inflation
+    return nulls.held_out_noise(moments.count[moments.count > 0], p, dimensions)
 
 
 def _participation(heads: Heads, moments: Moments, unit: Sequence[int]) -> Float[Tensor, ""]:

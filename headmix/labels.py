@@ -1,0 +1,522 @@
+"""labels: what is known of each token of a text, for probes to look for.
+
+A label is a function of one document's tokens (``Reading``) that gives a word or a number for each:
+words become classes, numbers stay numbers. Labels of words (part of speech, …) are asked for at the
+word's last piece, the first from which a causal model has seen all of it. Where several labels are
+asked for together, the tokens that count are those that have them all, so that labels compare.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Shaped
+
+from headmix.conllu import Words
+from headmix.text import Document
+from headmix.tokens import Tokens, Window
+
+#: Classes that a label may have; the rarest become one, ``OTHER``.
+CLASSES, OTHER = 64, "(other)"
+
+#: Ends the name of a label's control task.
+CONTROL = " control"
+
+#: Which tokens are labelled; said in every result.
+RULE = (
+    "Labels of words belong to the word's last piece, the first from which a causal model has seen "
+    "all of it; tokens without one of the labels do not count in probes."
+)
+
+#: A token that has no label: of text and of numbers.
+NONE = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One document's tokens as a label sees them.
+
+    Attributes:
+        tokens: ids, which of them count, and the words that they are pieces of.
+        pieces: the tokenizer's own name of each token.
+        frequency: how often each token stands in the whole text.
+        position: each token's place in its window, special tokens not counted.
+    """
+
+    tokens: Tokens
+    pieces: Sequence[str]
+    frequency: Int[np.ndarray, "token"]
+    position: Int[np.ndarray, "token"]
+
+    def per_word(self, values: Shaped[np.ndarray, "word"]) -> Shaped[np.ndarray, "token"]:
+        """A word's value at its last piece; none elsewhere."""
+        none = NONE if values.dtype.kind == "U" else np.nan
+        return np.where(self.tokens.is_last, values[self.tokens.word], none)
+
+    def column(self, name: str) -> Shaped[np.ndarray, "token"]:
+        """A column of CoNLL-U; none where it holds "_"."""
+        words = self.tokens.words
+        if words is None:
+            return np.full(len(self.tokens), NONE)
+        values = getattr(words, name)
+        return self.per_word(np.where(values == "_", NONE, values))
+
+
+#: A label: a word or a number for each token; "" or NaN where it has none.
+Label = Callable[[Reading], Shaped[np.ndarray, "token"]]
+
+
+def doubling(values: Int[np.ndarray, "token"]) -> Shaped[np.ndarray, "token"]:
+    """Classes of doubling width.
+
+    >>> doubling(np.array([0, 1, 2, 3, 5, 9])).tolist()
+    ['0', '1', '2–3', '2–3', '4–7', '8–15']
+    """
+    low = np.where(values > 0, 2 ** np.log2(np.maximum(values, 1)).astype(int), 0)
+    return np.array([f"{a}" if a < 2 else f"{a}–{2 * a - 1}" for a in low.tolist()], str)
+
+
+def word_form(form: str) -> str:
+    """The class of a word's form.
+
+    >>> [word_form(w) for w in ["dog", "Dog", "DOG", "iPod", "1994", "co-op", "…"]]
+    ['lower', 'capitalised', 'upper', 'mixed', 'number', 'mixed', 'punctuation']
+    """
+    if not any(c.isalnum() for c in form):
+        return "punctuation"
+    if not any(c.isalpha() for c in form):
+        return "number"
+    if not form.isalpha():
+        return "mixed"
+    if form.islower():
+        return "lower"
+    if form[0].isupper() and (len(form) == 1 or form[1:].islower()):
+        return "capitalised"
+    return "upper" if form.isupper() else "mixed"
+
+
+def _of_forms(reading: Reading, classify: Callable[[str], str]) -> Shaped[np.ndarray, "token"]:
+    words = reading.tokens.words
+    if words is None:
+        return np.full(len(reading.tokens), NONE)
+    return reading.per_word(np.array([classify(str(form)) for form in words.form], str))
+
+
+def _capitalised(reading: Reading) -> Shaped[np.ndarray, "token"]:
+    return _of_forms(reading, lambda w: "yes" if w[:1].isupper() else "no")
+
+
+def _word_initial(reading: Reading) -> Shaped[np.ndarray, "token"]:
+    t = reading.tokens
+    return np.where(t.word < 0, NONE, np.where(t.is_first, "yes", "no"))
+
+
+def _head_distance(reading: Reading) -> Float[np.ndarray, "token"]:
+    """Words between a word and its head, with sign; 0 for a root."""
+    words = reading.tokens.words
+    if words is None or (words.deprel == "_").all():
+        return np.full(len(reading.tokens), np.nan)
+    here = np.arange(len(words))
+    return reading.per_word(np.where(words.head < 0, 0, words.head - here).astype(float))
+
+
+def _depth(reading: Reading) -> Float[np.ndarray, "token"]:
+    """Arcs from a word to the root of its sentence."""
+    words = reading.tokens.words
+    if words is None or (words.deprel == "_").all():
+        return np.full(len(reading.tokens), np.nan)
+    depth, up = np.zeros(len(words)), words.head.copy()
+    for _ in range(len(words)):  # at most; a sentence's depth in practice
+        if (up < 0).all():
+            break
+        depth += up >= 0
+        up = np.where(up < 0, -1, words.head[up])
+    return reading.per_word(depth)
+
+
+#: The labels that have a name.
+LABELS: dict[str, Label] = {
+    "upos": lambda r: r.column("upos"),
+    "xpos": lambda r: r.column("xpos"),
+    "deprel": lambda r: r.column("deprel"),
+    "head_distance": _head_distance,
+    "depth": _depth,
+    "word_form": lambda r: _of_forms(r, word_form),
+    "capitalised": _capitalised,
+    "word_initial": _word_initial,
+    "frequency": lambda r: doubling(r.frequency),
+    "position": lambda r: doubling(r.position),
+}
+
+#: Other names of them.
+ALIASES = {"pos": "upos", "dep": "deprel", "dependency": "deprel"}
+
+#: Before a label's name: that of the token, or word, before.
+PREVIOUS = "previous_"
+
+
+def named(name: str) -> Label:
+    """The label of a name.
+
+    Raises:
+        ValueError: there is none; the message lists those there are.
+    """
+    plain = ALIASES.get(name, name)
+    if plain in LABELS:
+        return LABELS[plain]
+    if name.startswith(PREVIOUS):
+        inner = named(name.removeprefix(PREVIOUS))
+        return lambda reading: _previous(inner(reading))
+    raise ValueError(
+        f"unknown label {name!r}; known: {', '.join(LABELS)}, each also as {PREVIOUS}NAME, that of "
+        "the token before; or pass your own: labels={name: array or function}"
+    )
+
+
+def _previous(values: Shaped[np.ndarray, "token"]) -> Shaped[np.ndarray, "token"]:
+    """The value of the labelled token before."""
+    out = np.full_like(values, NONE if values.dtype.kind == "U" else np.nan)
+    has = np.flatnonzero(_has(values))
+    out[has[1:]] = values[has[:-1]]
+    return out
+
+
+def _has(values: Shaped[np.ndarray, "token"]) -> Bool[np.ndarray, "token"]:
+    return values != NONE if values.dtype.kind == "U" else ~np.isnan(values)
+
+
+def parse(labels: Any, text: Any = None) -> tuple[dict[str, Any], Any]:
+    """Labels by name, and the text that they are of.
+
+    The rule: names with commas, and after the last one "=FILE" where the labels are those of that
+    file, which then is the text: ``"upos,position"``, ``"pos=corpus.conllu"``. In Python also a
+    list of names, or a mapping to names, functions of a ``Reading``, or arrays with a value for
+    each token of the text that counts.
+
+    Raises:
+        ValueError: an unknown label, none at all, or a file that is not the text.
+
+    >>> parse("pos,depth=corpus.conllu")[1]
+    'corpus.conllu'
+    """
+    if isinstance(labels, str):
+        names, equals, file = labels.partition("=")
+        if equals and text is not None and str(text) != file:
+            raise ValueError(
+                f"labels of {file!r} for the text {text!r}: the file after = is the text; name one"
+            )
+        labels, text = [n.strip() for n in names.split(",") if n.strip()], file or text
+    if not isinstance(labels, Mapping):
+        labels = {str(name): str(name) for name in labels}
+    if not labels:
+        raise ValueError(f"no label was named; known: {', '.join(LABELS)}")
+    return {n: named(v) if isinstance(v, str) else v for n, v in labels.items()}, text
+
+
+def into_words(document: Document) -> Document:
+    """The document parted into words and punctuation, where it is text that came without words.
+
+    >>> into_words(Document("one", "Well, so it's 3.")).words.form.tolist()
+    ['Well', ',', 'so', 'it', "'", 's', '3', '.']
+    """
+    if document.words is not None or document.ids is not None:
+        return document
+    found = list(re.finditer(r"\w+|[^\w\s]", document.text))
+    start, end = (np.array([m.span()[n] for m in found], np.int64) for n in (0, 1))
+    unknown = np.full(len(found), "_")
+    words = Words(
+        start,
+        end,
+        sentence=np.zeros(len(found), np.int64),
+        head=np.full(len(found), -1),
+        form=np.array([m[0] for m in found], str),
+        upos=unknown,
+        xpos=unknown,
+        deprel=unknown,
+    )
+    return replace(document, words=words)
+
+
+@dataclass(frozen=True)
+class LabelSet:
+    """One label: its classes, or a number.
+
+    Attributes:
+        name: what it is called.
+        classes: the words it takes; none where it is a number.
+        start: its first column among those of all labels.
+        share: of the labelled tokens, how many are of each class.
+        control: whether it is a control task: classes dealt at random to types of words, as often
+            as the real ones (Hewitt & Liang 2019).
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    start: int
+    share: tuple[float, ...] = ()
+    control: bool = False
+
+    @property
+    def width(self) -> int:
+        """Columns: one a class, or one for a number."""
+        return max(1, len(self.classes))
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.start, self.start + self.width)
+
+
+@dataclass(frozen=True, eq=False)
+class Labelling:
+    """Every token's labels, in one column a class or number.
+
+    Attributes:
+        sets: the labels, each followed by its control task where it has classes.
+        codes: for each document ``[token, set]``: the class's number, or the number; NaN where a
+            token has not all labels.
+        row: for each document ``[token]``: the row that a token has in the sample of its fold, −1
+            for those that are not in it.
+        rows: rows of a fold's sample.
+        n_tokens: labelled tokens.
+    """
+
+    sets: tuple[LabelSet, ...]
+    codes: Sequence[Float[np.ndarray, "token set"]]
+    row: Sequence[Int[np.ndarray, "token"]]
+    rows: int
+    n_tokens: int
+
+    @property
+    def width(self) -> int:
+        return sum(s.width for s in self.sets)
+
+    @property
+    def description(self) -> str:
+        """The labels in words, for results."""
+        kinds = [
+            f"{s.name} ({len(s.classes)} classes)" if s.classes else f"{s.name} (a number)"
+            for s in self.sets
+            if not s.control
+        ]
+        return f"{', '.join(kinds)}; {self.n_tokens} tokens have all of them. {RULE}"
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all labels."""
+        digest = hashlib.sha256(repr(self.sets).encode())
+        for codes, row in zip(self.codes, self.row, strict=True):
+            digest.update(codes.tobytes() + row.tobytes())
+        return digest.hexdigest()
+
+    def of(
+        self, windows: Iterable[Window]
+    ) -> tuple[
+        Bool[np.ndarray, "counted"], Float[np.ndarray, "token column"], Int[np.ndarray, "token"]
+    ]:
+        """Of a batch's tokens that count, in order: which are labelled, their columns and rows."""
+        codes, rows = [], []
+        for w in windows:
+            part = slice(w.start, w.start + len(w))
+            codes.append(self.codes[w.document][part][w.tokens.keep])
+            rows.append(self.row[w.document][part][w.tokens.keep])
+        found, row = np.concatenate(codes), np.concatenate(rows)
+        labelled = ~np.isnan(found).any(1)
+        return labelled, self._columns(found[labelled]), row[labelled]
+
+    def _columns(self, codes: Float[np.ndarray, "token set"]) -> Float[np.ndarray, "token column"]:
+        columns = np.zeros((len(codes), self.width))
+        for n, s in enumerate(self.sets):
+            if s.classes:
+                columns[np.arange(len(codes)), s.start + codes[:, n].astype(int)] = 1
+            else:
+                columns[:, s.start] = codes[:, n]
+        return columns
+
+
+def label(
+    labels: Mapping[str, Any],
+    documents: Sequence[Tokens],
+    folds: Sequence[int],
+    windows: Iterable[Window],
+    room: int,
+    piece: Callable[[int], str],
+    *,
+    sample: int,
+    seed: int,
+) -> Labelling:
+    """Label every token of a text.
+
+    Args:
+        labels: from ``parse``.
+        documents: all of them, tokenised.
+        folds: each document's.
+        windows: what will be run; tokens outside are not labelled.
+        room: tokens of text in a window.
+        piece: the tokenizer's name of a token.
+        sample: tokens, of all folds, that are kept themselves and not only in sums.
+        seed: draws the sample and the control tasks.
+
+    Raises:
+        ValueError: a label gives not one value a token, fits no token, or is the same for all.
+    """
+    ran = [np.zeros(len(d), bool) for d in documents]
+    for w in windows:
+        ran[w.document][w.start : w.start + len(w)] = w.tokens.keep
+    readings = _readings(documents, room, piece)
+    values = {name: _values(name, of, readings, ran) for name, of in labels.items()}
+    has = [
+        np.logical_and.reduce([r, *(_has(v[n]) for v in values.values())])
+        for n, r in enumerate(ran)
+    ]
+    if not sum(int(h.sum()) for h in has):
+        raise ValueError(
+            f"no token has all of the labels {', '.join(values)}"
+            + "".join(
+                f"; {name}: {sum(int((_has(a) & r).sum()) for a, r in zip(v, ran, strict=True))}"
+                for name, v in values.items()
+            )
+            + ". Labels of syntax need CoNLL-U"
+        )
+    types = [_types(d) for d in documents]
+    sets: list[LabelSet] = []
+    codes: list[list[np.ndarray]] = [[] for _ in documents]
+    for name, of_documents in values.items():
+        for one, coded in _encode(name, of_documents, has, types, seed, _width(sets)):
+            sets.append(one)
+            for n, c in enumerate(coded):
+                codes[n].append(np.where(has[n], c, np.nan))
+    rows, row = _sample(has, folds, sample, seed)
+    stacked = [np.stack(c, 1) for c in codes]
+    return Labelling(tuple(sets), stacked, row, rows, sum(int(h.sum()) for h in has))
+
+
+def _width(sets: Sequence[LabelSet]) -> int:
+    return sum(s.width for s in sets)
+
+
+def _readings(documents: Sequence[Tokens], room: int, piece: Callable[[int], str]) -> list[Reading]:
+    counts = Counter(id for d in documents for id in d.ids.tolist())
+    names = {id: piece(id) for id in counts}
+    return [
+        Reading(
+            d,
+            [names[id] for id in d.ids.tolist()],
+            np.array([counts[id] for id in d.ids.tolist()], np.int64),
+            np.arange(len(d)) % room,
+        )
+        for d in documents
+    ]
+
+
+def _values(
+    name: str, of: Any, readings: Sequence[Reading], ran: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """A label's values by document: words as text, numbers as floats."""
+    if callable(of):
+        found = [np.asarray(of(reading)) for reading in readings]
+    else:
+        given = np.asarray(of)
+        sizes = [int(r.sum()) for r in ran]
+        if given.shape != (sum(sizes),):
+            raise ValueError(
+                f"label {name!r}: an array of shape {list(given.shape)} for the {sum(sizes)} "
+                "tokens that count in this text: one value each is needed"
+            )
+        parts = np.split(given, np.cumsum(sizes)[:-1])
+        found = [_spread(part, r) for part, r in zip(parts, ran, strict=True)]
+    for n, (v, r) in enumerate(zip(found, ran, strict=True)):
+        if v.shape != r.shape:
+            raise ValueError(
+                f"label {name!r}: values of shape {list(v.shape)} for document {n}, which has "
+                f"{len(r)} tokens"
+            )
+    plain = all(v.dtype.kind in "f" for v in found)
+    return [v.astype(float) if plain else v.astype(str) for v in found]
+
+
+def _spread(part: np.ndarray, ran: np.ndarray) -> np.ndarray:
+    if part.dtype.kind == "f":
+        out = np.full(len(ran), np.nan)
+    else:  # integers and booleans are classes
+        part = part.astype(str)
+        out = np.full(len(ran), NONE, part.dtype)
+    out[ran] = part
+    return out
+
+
+def _types(document: Tokens) -> list[str]:
+    """What counts as one word for the control task: the word's form, or the token."""
+    ids = [f"#{id}" for id in document.ids.tolist()]
+    if document.words is None:
+        return ids
+    forms = document.words.form
+    return [str(forms[w]) if w >= 0 else id for w, id in zip(document.word, ids, strict=True)]
+
+
+def _encode(
+    name: str,
+    values: Sequence[np.ndarray],
+    has: Sequence[np.ndarray],
+    types: Sequence[Sequence[str]],
+    seed: int,
+    start: int,
+) -> list[tuple[LabelSet, list[np.ndarray]]]:
+    """A label as numbers, by document, and its control task."""
+    seen = np.concatenate([v[h] for v, h in zip(values, has, strict=True)])
+    if seen.dtype.kind == "f":
+        if seen.min() == seen.max():
+            raise ValueError(f"label {name!r} is {seen[0]} for every token: nothing to find")
+        return [(LabelSet(name, (), start), list(values))]
+    common = [c for c, _ in Counter(seen.tolist()).most_common()]
+    if len(common) < 2:
+        raise ValueError(f"label {name!r} is {common[0]!r} for every token: nothing to find")
+    if len(common) > CLASSES:
+        common = [*common[: CLASSES - 1], OTHER]
+    code = {str(c): float(n) for n, c in enumerate(common)}
+    last = float(len(common) - 1)
+    coded = [np.array([code.get(str(x), last) for x in v.tolist()]) for v in values]
+    counts = np.bincount(
+        np.concatenate([c[h] for c, h in zip(coded, has, strict=True)]).astype(int),
+        minlength=len(common),
+    )
+    share = tuple((counts / counts.sum()).tolist())
+    real = LabelSet(name, tuple(common), start, share)
+    dealt = _deal_to_types(types, np.cumsum(share), f"{seed} {name}")
+    control = replace(real, name=name + CONTROL, start=start + real.width, control=True)
+    return [(real, coded), (control, dealt)]
+
+
+def _deal_to_types(types: Sequence[Sequence[str]], upto: np.ndarray, salt: str) -> list[np.ndarray]:
+    """A class for each type of word, at random but the same wherever the type stands."""
+    known: dict[str, float] = {}
+
+    def of(word: str) -> float:
+        if word not in known:
+            number = int.from_bytes(hashlib.sha256(f"{salt} {word}".encode()).digest()[:8], "big")
+            known[word] = float(min(np.searchsorted(upto, number / 2**64), len(upto) - 1))
+        return known[word]
+
+    return [np.array([of(word) for word in document]) for document in types]
+
+
+def _sample(
+    has: Sequence[np.ndarray], folds: Sequence[int], wanted: int, seed: int
+) -> tuple[int, list[np.ndarray]]:
+    """Rows for tokens drawn at random, as many in each fold as in any other."""
+    row = [np.full(len(h), -1) for h in has]
+    most = 0
+    each = -(-wanted // max(1, len(set(folds))))
+    for fold in sorted(set(folds)):
+        places = [(n, t) for n, h in enumerate(has) if folds[n] == fold for t in np.flatnonzero(h)]
+        random = np.random.default_rng([seed, fold])
+        chosen = random.permutation(len(places))[:each]
+        for number, place in enumerate(sorted(chosen.tolist())):
+            n, t = places[place]
+            row[n][t] = number
+        most = max(most, len(chosen))
+    return most, row
