@@ -12,6 +12,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # an analysis says one line: its ver
 import argparse
 import importlib.util
 import inspect
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +20,11 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
+import numpy as np
 import torch
 import xarray as xr
 from figures import Dot, Figure
+from scipy import stats
 from verdicts import Decision, Evidence, Verdict, write
 
 import headmix as hm
@@ -81,6 +84,12 @@ def untrained(model: hm.AttentionModel, seed: int) -> hm.AttentionModel:
     return hm.load(twin.eval(), tokenizer=model.tokenizer, name=f"{model.name}, untrained")
 
 
+def some_layers(model: hm.AttentionModel, most: int) -> list[str]:
+    """All layers of a shallow model; of a deep one so many, evenly spread over its depth."""
+    places = np.linspace(0, len(model.layers) - 1, min(most, len(model.layers)))
+    return [model.layers[round(p)] for p in places]
+
+
 def text(chosen: argparse.Namespace) -> tuple[Any, str]:
     """What ``measure`` reads, and what it is in words.
 
@@ -114,6 +123,13 @@ def reading(
     }  # fmt: skip
     over = "documents" if "low" in beside else ""
     return Evidence(part, model, statistic, float(cell[metric]), n, **beside, over=over)
+
+
+def over_seeds(values: np.ndarray, most: float = math.inf) -> tuple[float, float, float]:
+    """The mean, and the ends of its 95 % t interval over seeds, cut to [0, ``most``]."""
+    mean, n = float(values.mean()), len(values)
+    half = float(stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / n**0.5)
+    return mean, max(0.0, mean - half), min(most, mean + half)
 
 
 def by_layer(
