@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from headmix import lab, metrics
+    from headmix.comparison import compare
     from headmix.heads import Heads
     from headmix.laws import verify
     from headmix.layouts import Layout
@@ -29,6 +30,7 @@ _HOME = {
     "Layout": "headmix.layouts",
     "NotApplicable": "headmix.registry",
     "catalogue": "headmix.registry",
+    "compare": "headmix.comparison",
     "lab": "headmix.lab",
     "load": "headmix.sources",
     "measure": "headmix.measurement",
@@ -47,6 +49,7 @@ __all__ = [
     "Layout",
     "NotApplicable",
     "catalogue",
+    "compare",
     "lab",
     "load",
     "measure",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
+from headmix.page import changes
 from headmix.page.summary import Row, link, place, rows
 from headmix.shapes import Measured, counted_in
 from headmix.terminal import interval
@@ -22,6 +23,8 @@ class Finding:
 
 def find(ds: xr.Dataset) -> list[Finding]:
     """What stands out, where the metrics it rests on were measured."""
+    if "compared" in ds.attrs:
+        return [Finding(*told) for told in changes.find(ds)]
     by_name = {row.name: row for row in rows(ds)}
     sentences: dict[str, Callable[[xr.Dataset, Row], Finding | None]] = {
         "projection_kernel": _overlap,

@@ -1,0 +1,288 @@
+"""compare: what differs between two runs, head by head."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from scipy.optimize import linear_sum_assignment
+
+from headmix import linalg
+from headmix.collector import BESIDE
+from headmix.heads import Heads
+from headmix.measurement import measure
+from headmix.model import AttentionModel
+from headmix.shapes import aligned, metric_names
+from headmix.sources import load
+
+#: How heads of the two models can find each other.
+MATCHES = ("index", "overlap")
+
+
+def compare(
+    a: Any,
+    b: Any,
+    *,
+    match: str = "index",
+    any_processing: bool = False,
+    **options: Any,
+) -> xr.Dataset:
+    """What differs between two models or two runs, metric by metric: B − A.
+
+    Args:
+        a, b: Datasets from ``measure`` or ``open_results``, or anything that ``measure`` takes for
+            a model; then both are measured alike.
+        match: which heads are compared. "index": those of the same number. "overlap": within each
+            layer those that write into the same subspaces, by the assignment that makes the sum of
+            overlaps largest (KV groups as wholes); needs models, since runs hold no weights.
+        any_processing: compare also where only one of the two was folded.
+        **options: passed to ``measure``, for models.
+
+    Returns:
+        A Dataset as ``measure`` gives, each metric holding the difference, and beside it
+        ``<metric>_run_a`` and ``<metric>_run_b``. ``<metric>_null_mean`` is the difference of the
+        nulls and ``<metric>_null_sd`` that of two independent draws, which a model and its
+        fine-tune are not: read it as a unit of length. ``<metric>_low`` and ``_high`` combine both
+        intervals as if the runs were independent, too wide where they saw the same text.
+        ``match`` [layer, head] says which head of B was taken. Of models also
+        ``write_change`` ``‖W_O^B − W_O^A‖ / ‖W_O^A‖``, which depends on the gauge,
+        ``ov_change`` the same of ``M_h = W_V W_O``, which does not, and ``write_overlap``, the
+        ``projection_kernel`` of a head with its match.
+
+    Raises:
+        ValueError: processing, layers or heads differ, heads are to be matched between runs, or a
+            run is a comparison itself.
+    """
+    if match not in MATCHES:
+        raise ValueError(f"match must be one of {', '.join(MATCHES)}, got {match!r}")
+    models = [None if isinstance(x, xr.Dataset) else _loaded(x) for x in (a, b)]
+    if match != "index" and None in models:
+        raise ValueError(f"match={match!r} needs both models: a run holds no weights")
+    runs = [
+        aligned(x if model is None else measure(model, **options))
+        for x, model in zip((a, b), models, strict=True)
+    ]
+    _need_alike(*runs, any_processing=any_processing)
+    order, between = _matched(models, runs, match)
+    ds = _differences(runs[0], _reordered(runs[1], order))
+    ds["match"] = (("layer", "head"), order)
+    for name, (title, formula, values) in between.items():
+        attrs = {"title": title, "formula": formula, "family": "comparison", "needs": "heads"}
+        blank = {"units": "", "null": "none known", "invariant": "", "reference": "", "doc": ""}
+        ds[name] = (("layer", "head"), values, blank | {"range": "[0, ∞]"} | attrs)
+    return ds
+
+
+def _loaded(model: Any) -> AttentionModel:
+    return model if isinstance(model, AttentionModel) else load(model)
+
+
+def _need_alike(a: xr.Dataset, b: xr.Dataset, *, any_processing: bool) -> None:
+    """Raises ValueError where a difference of the two would mean nothing."""
+    for ds in (a, b):
+        if "compared" in ds.attrs:
+            raise ValueError(f"{ds.attrs['model']} is a comparison itself: compare runs")
+    how = [ds.attrs.get("processing") for ds in (a, b)]
+    if how[0] != how[1] and not any_processing:
+        raise ValueError(
+            f"the weights of one run are {how[0]}, those of the other {how[1]}: measure both alike "
+            "(or ask for any processing)"
+        )
+    layers = [ds.layer.values.tolist() for ds in (a, b)]
+    if layers[0] != layers[1]:
+        raise ValueError(
+            f"the runs have different layers, {', '.join(layers[0])} and {', '.join(layers[1])}: "
+            "choose those that both have, as in sel(layer=[...])"
+        )
+    groups = [ds.kv_of_head.values for ds in (a, b)]
+    if not np.array_equal(*groups):
+        shapes = ["×".join(map(str, g.shape)) for g in groups]
+        raise ValueError(
+            f"heads or their KV groups differ: layers × heads are {shapes[0]} and {shapes[1]}"
+        )
+
+
+Order = Int[np.ndarray, "layer head"]
+
+
+def _matched(
+    models: Sequence[AttentionModel | None], runs: Sequence[xr.Dataset], match: str
+) -> tuple[Order, dict[str, tuple[str, str, np.ndarray]]]:
+    """Which head of B stands for each head of A, and what the weights of the two say."""
+    layers, groups = runs[0].layer.values.tolist(), runs[0].kv_of_head.values
+    order = np.tile(np.arange(groups.shape[1]), (len(layers), 1))
+    if models[0] is None or models[1] is None:
+        return order, {}
+    found = {
+        "write_change": ("Change of W_O", "‖W_O^B − W_O^A‖_F / ‖W_O^A‖_F"),
+        "ov_change": ("Change of the OV matrix", "‖M^B − M^A‖_F / ‖M^A‖_F, M = W_V W_O"),
+        "write_overlap": ("Overlap of a head with its match", "tr(P_A P_B) / √(d_A d_B)"),
+    }
+    values = {name: np.full(groups.shape, np.nan) for name in found}
+    for i, layer in enumerate(layers):
+        if not all(ds.valid.values[i] for ds in runs):
+            continue
+        heads = [model.heads(layer) for model in models if model is not None]
+        if heads[0].W_O.shape != heads[1].W_O.shape:
+            raise ValueError(
+                f"{layer}: W_O is {list(heads[0].W_O.shape)} in one model and "
+                f"{list(heads[1].W_O.shape)} in the other"
+            )
+        overlap = _overlaps(*heads)
+        H = heads[0].n_heads
+        if match == "overlap":
+            order[i, :H] = _assigned(overlap.numpy(), np.array(heads[0].kv_of_head))
+        values["write_overlap"][i, :H] = overlap[range(H), order[i, :H]]
+        values["write_change"][i, :H] = _change(heads[0].W_O, heads[1].W_O[order[i, :H]])
+        if all(h.W_V is not None for h in heads):
+            values["ov_change"][i, :H] = _ov_change(heads[0], heads[1], order[i, :H])
+    return order, {name: (*about, values[name]) for name, about in found.items()}
+
+
+def _overlaps(a: Heads, b: Heads) -> Float[torch.Tensor, "head head_b"]:
+    """The projection kernel of every head of one model with every head of the other."""
+    Q_a, Q_b = a.write_basis, b.write_basis
+    H, k, _ = Q_a.Q.shape
+    inner = (Q_a.Q.flatten(0, 1) @ Q_b.Q.flatten(0, 1).T).reshape(H, k, H, -1)
+    norm = (Q_a.rank[:, None] * Q_b.rank[None, :]).sqrt()
+    return inner.square().sum((1, 3)) / norm
+
+
+def _assigned(
+    overlap: Float[np.ndarray, "head head_b"], kv_of_head: Int[np.ndarray, "head"]
+) -> Int[np.ndarray, "head"]:
+    """The heads of B that make the sum of overlaps largest, KV groups going as wholes."""
+    members = [np.flatnonzero(kv_of_head == g) for g in range(kv_of_head.max() + 1)]
+    n = len(members)
+    within: dict[tuple[int, int], np.ndarray] = {}
+    score = np.full((n, n), -np.inf)
+    overlap = np.nan_to_num(overlap)
+    for i, mine in enumerate(members):
+        for j, theirs in enumerate(members):
+            if len(mine) == len(theirs):
+                pairs = overlap[np.ix_(mine, theirs)]
+                _, columns = linear_sum_assignment(pairs, maximize=True)
+                within[i, j] = theirs[columns]
+                score[i, j] = pairs[range(len(mine)), columns].sum()
+    order = np.empty_like(kv_of_head)
+    for i, j in zip(*linear_sum_assignment(score, maximize=True), strict=True):
+        order[members[i]] = within[int(i), int(j)]
+    return order
+
+
+def _change(
+    before: Float[torch.Tensor, "head m n"], after: Float[torch.Tensor, "head m n"]
+) -> Float[np.ndarray, "head"]:
+    norm = torch.linalg.matrix_norm
+    return (norm(after - before) / norm(before)).numpy()
+
+
+def _ov_change(a: Heads, b: Heads, order: Int[np.ndarray, "head"]) -> Float[np.ndarray, "head"]:
+    """‖M^B − M^A‖ from the product of ``[W_V^A, W_V^B]`` and ``[−W_O^A; W_O^B]``, factored."""
+    readers = torch.cat([a.values[a.kv_index], b.values[b.kv_index][order]], -1)
+    writers = torch.cat([-a.W_O, b.W_O[order]], 1)
+    small = linalg.triangular_factor(readers) @ linalg.triangular_factor(writers.mT).mT
+    norm = torch.linalg.matrix_norm
+    return (norm(small) / norm(a.ov_reader)).numpy()
+
+
+def _reordered(ds: xr.Dataset, order: Order) -> xr.Dataset:
+    """The Dataset with the heads of each layer, and their KV heads, in another order."""
+    groups = ds.kv_of_head.values
+    orders = {"head": order, "kv_head": _order_of_groups(order, groups)}
+    out = ds.copy()
+    for name, variable in ds.data_vars.items():
+        values, dims = variable.values, variable.dims
+        for layer, unit in (("layer", ""), ("layer_b" if "layer_b" in dims else "layer", "_b")):
+            for part, wanted in orders.items():
+                if layer in dims and part + unit in dims and name != "kv_of_head":
+                    axes = dims.index(layer), dims.index(part + unit)
+                    values = np.take_along_axis(values, _along(wanted, axes, values), axes[1])
+        out[name] = (dims, values, variable.attrs)
+    return out
+
+
+def _order_of_groups(
+    order: Order, groups: Int[np.ndarray, "layer head"]
+) -> Int[np.ndarray, "layer kv_head"]:
+    out = np.tile(np.arange(groups.max(initial=0) + 1), (len(groups), 1))
+    for layer, (row, group) in enumerate(zip(order, groups, strict=True)):
+        there = group >= 0
+        out[layer, group[there]] = group[row[there]]
+    return out
+
+
+def _along(
+    order: Int[np.ndarray, "layer unit"], axes: tuple[int, int], values: np.ndarray
+) -> np.ndarray:
+    """Indices for ``take_along_axis``, broadcastable over all other axes."""
+    turned = order if axes[0] < axes[1] else order.T
+    shape = [n if axis in axes else 1 for axis, n in enumerate(values.shape)]
+    return turned[tuple(slice(0, shape[axis]) for axis in sorted(axes))].reshape(shape)
+
+
+def _differences(a: xr.Dataset, b: xr.Dataset) -> xr.Dataset:
+    both = [n for n in metric_names(a) if n in b and _comparable(a[n], b[n])]
+    kept = ["d_head", "d_model", "kv_of_head"]
+    ds = a[kept].assign(valid=a.valid & b.valid)
+    ds["invalid_reason"] = xr.where(a.invalid_reason != "", a.invalid_reason, b.invalid_reason)
+    for name in both:
+        parts = _difference(name, a, b)
+        ds = ds.assign({name + suffix: part for suffix, part in parts.items()})
+        ds[name].attrs = a[name].attrs | {
+            "title": a[name].attrs["title"] + ", B − A",
+            "range": "[−∞, ∞]",
+            "null": "difference of the two nulls; sd as of independent draws",
+        }
+        ds[name + "_run_a"], ds[name + "_run_b"] = (_untitled(run[name]) for run in (a, b))
+    skipped = {name: {"": reason} for name, reason in _left_out(a, b, both)}
+    names = [run.attrs.get("model", "") for run in (a, b)]
+    ds.attrs = a.attrs | {
+        "model": f"{names[1]} − {names[0]}",
+        "compared": json.dumps([dict(run.attrs) for run in (a, b)]),
+        "skipped": json.dumps(skipped),
+    }
+    return ds
+
+
+def _left_out(a: xr.Dataset, b: xr.Dataset, both: list[str]) -> Iterator[tuple[str, str]]:
+    """Metrics that have no difference, with the reason."""
+    for name in dict.fromkeys([*metric_names(a), *metric_names(b)]):
+        if name in both:
+            continue
+        if name not in a or name not in b:
+            yield name, f"only run {'B' if name not in a else 'A'} has it"
+        elif a[name].dtype.kind != "f":
+            yield name, "words have no difference: see each run"
+        else:
+            yield name, f"shapes {list(a[name].shape)} and {list(b[name].shape)} differ"
+
+
+def _comparable(a: xr.DataArray, b: xr.DataArray) -> bool:
+    return a.dtype.kind == b.dtype.kind == "f" and a.dims == b.dims and a.shape == b.shape
+
+
+def _untitled(variable: xr.DataArray) -> xr.DataArray:
+    """Beside a metric, as nulls are: only what has a title is a metric of its own."""
+    out = variable.copy()
+    out.attrs = {k: v for k, v in variable.attrs.items() if k != "title"}
+    return out
+
+
+def _difference(name: str, a: xr.Dataset, b: xr.Dataset) -> dict[str, xr.DataArray]:
+    """B − A, its null and its interval, by suffix."""
+    parts = {"": b[name] - a[name]}
+    there = {s for s in BESIDE if name + s in a and name + s in b}
+    if "_null_mean" in there:
+        parts["_null_mean"] = b[name + "_null_mean"] - a[name + "_null_mean"]
+    if "_null_sd" in there:
+        parts["_null_sd"] = (a[name + "_null_sd"] ** 2 + b[name + "_null_sd"] ** 2) ** 0.5
+    if {"_low", "_high"} <= there:
+        below = {run: ds[name] - ds[name + "_low"] for run, ds in (("a", a), ("b", b))}
+        above = {run: ds[name + "_high"] - ds[name] for run, ds in (("a", a), ("b", b))}
+        parts["_low"] = parts[""] - (below["b"] ** 2 + above["a"] ** 2) ** 0.5
+        parts["_high"] = parts[""] + (above["b"] ** 2 + below["a"] ** 2) ** 0.5
+    return {suffix: part.drop_attrs() for suffix, part in parts.items()}

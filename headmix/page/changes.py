@@ -1,0 +1,70 @@
+"""Sentences about what differs between two runs, for the page of ``compare``."""
+
+import json
+
+import numpy as np
+import xarray as xr
+
+from headmix.page.summary import Row, link, place, rows
+
+#: How many metrics get a sentence.
+MOST = 5
+
+
+def find(ds: xr.Dataset) -> list[tuple[str, str, str]]:
+    """(sentence, link, place): what the weights say, and the metrics that moved furthest."""
+    by_name = {row.name: row for row in rows(ds)}
+    told = [_weights(ds, by_name), _matches(ds)]
+    moved = [row for row in by_name.values() if row.z_null is not None]
+    moved.sort(key=lambda row: -abs(row.z_null or 0))
+    told += [_moved(ds, row) for row in moved[:MOST]]
+    return [sentence for sentence in told if sentence is not None]
+
+
+def _weights(ds: xr.Dataset, by_name: dict[str, Row]) -> tuple[str, str, str] | None:
+    if "ov_change" not in by_name and "write_change" not in by_name:
+        return None
+    name = "ov_change" if "ov_change" in by_name else "write_change"
+    what = "OV matrices" if name == "ov_change" else "blocks of W_O"
+    layers = ds[name].mean([d for d in ds[name].dims if d != "layer"])
+    most, least = (ds.layer.values[int(f(layers.values))] for f in (np.nanargmax, np.nanargmin))
+    at = {str(d): int(i) for d, i in ds[name].argmax(...).items()}
+    return (
+        f"The heads' {what} changed by {float(layers.mean()):.2%} of their norm on average, most "
+        f"in {most} ({float(layers.max()):.2%}), least in {least} ({float(layers.min()):.2%}); of "
+        f"all {by_name[name].n} heads most by {float(ds[name].isel(at)):.2%}.",
+        link(ds, at),
+        place(ds, at),
+    )
+
+
+def _matches(ds: xr.Dataset) -> tuple[str, str, str] | None:
+    moved = (ds.match.values != np.arange(ds.sizes["head"])) & (ds.kv_of_head.values >= 0)
+    if not moved.any():
+        return None
+    layer, head = (int(i) for i in np.argwhere(moved)[0])
+    at = {"layer": layer, "head": head}
+    return (
+        f"{int(moved.sum())} of {int((ds.kv_of_head.values >= 0).sum())} heads are compared with "
+        f"one of another number, the first with head {int(ds.match.values[layer, head])}.",
+        link(ds, at),
+        place(ds, at),
+    )
+
+
+def _moved(ds: xr.Dataset, row: Row) -> tuple[str, str, str]:
+    interval = ""
+    if row.low is not None and row.high is not None and np.isfinite([row.low, row.high]).all():
+        interval = f", interval {row.low:+.3g} to {row.high:+.3g}"
+    title = row.title.removesuffix(", B − A")
+    return (
+        f"{title}: furthest by {row.value:+.3g} ({row.z_null:+.1f} null sd{interval}); the mean of "
+        f"{row.n} differences is {row.mean:+.2g}.".replace("-", "−"),
+        row.link,
+        row.place,
+    )
+
+
+def runs(ds: xr.Dataset) -> list[str]:
+    """The models of both runs, A and B."""
+    return [str(run.get("model", "")) for run in json.loads(ds.attrs["compared"])]
