@@ -6,6 +6,7 @@ models whose heads are known without training.
 """
 
 from headmix.lab import planted
+from headmix.lab.equivalences import absorb_blocks, absorb_output, change_basis
 from headmix.lab.experiments import CELLS, QUICK, Cell, against, experiment, match
 from headmix.lab.outputs import OUTPUTS, output_projection
 from headmix.lab.storage import open_model, save
@@ -25,8 +26,11 @@ __all__ = [
     "Task",
     "Trained",
     "Transformer",
+    "absorb_blocks",
+    "absorb_output",
     "against",
     "build",
+    "change_basis",
     "experiment",
     "match",
     "open_model",

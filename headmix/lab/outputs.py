@@ -99,7 +99,7 @@ def set_weight(linear: nn.Linear, weight: Float[Tensor, "out in"]) -> None:
             linear.weight = weight
         else:
             linear.weight.copy_(weight)
-    apart = float((linear.weight - weight).abs().max())
+    apart = float((linear.weight.detach() - weight).abs().max())
     if apart > 1e-4 * float(weight.abs().max()):
         name = type(linear.parametrizations.weight[0]).__name__  # type: ignore[index, union-attr]
         raise ValueError(f"a {name} projection cannot hold this weight: nearest is {apart:.1e} off")

@@ -7,6 +7,7 @@ docstring; what training finds is for the experiments to say.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ class Task:
         answers: answers read at the last token; 0 where every token has one.
         chance: the value of a reader that knows no more than the classes; the null of ``value``.
         unit: of ``value``: "accuracy" or "nats per character" (of which less is better).
-        draw: makes so many examples of a split from a generator; the same test examples whenever
-            the generator is seeded alike, none of them in another split.
+        draw: makes so many examples of a split from a generator; the same ones whenever it is
+            seeded alike, and never one that another split could have.
         shape: fields of ``Config`` that fit the task.
         shortcut: the value that a half solution reaches, where there is one.
     """
@@ -153,20 +154,24 @@ def induction() -> Task:
     two share b, itself among them, and all y differ: knowing one of both is right half of the time
     (``shortcut``), knowing only which y occur one in six (``chance``).
 
-    Sequences are drawn from more than 10¹⁰, each split from a stream of its own.
+    Split by the quadruples (a, b, another a, another b) of the three items that share something:
+    88, 28 and 28 of 144.
     """
-    others = torch.cartesian_prod(torch.arange(1, 4), torch.arange(1, 4))  # neither a nor b
+    called = torch.stack([torch.tensor(p) for p in permutations(range(4)) if p[2] < p[3]])
+    quadruples = torch.cartesian_prod(torch.arange(12), torch.arange(12))  # names of a, of b
+    parts = _split(quadruples)
+    others = torch.cartesian_prod(torch.arange(1, 4), torch.arange(1, 4))  # share neither
 
     def draw(generator: torch.Generator, n: int, split: str) -> Examples:
         def order(k: int) -> Tensor:
             return torch.rand(n, k, generator=generator).argsort(1)
 
-        given = torch.tensor([[0, 0], [0, 1], [1, 0]]).expand(n, -1, -1)
-        items = torch.cat([given, others[order(9)[:, :3]]], 1)  # [n, item, feature]
-        names = torch.stack([order(4), order(4)], -1)  # what each feature value is called
-        called = names.gather(1, items)
+        names = called[_pick(parts[split], n, generator)]  # [n, feature, value]
+        sharing = torch.tensor([[0, 0], [0, 1], [1, 0]]).expand(n, -1, -1)
+        items = torch.cat([sharing, others[order(9)[:, :3]]], 1)  # [n, item, feature]
+        a, b = names.gather(2, items.mT).unbind(1)
         y = order(8)[:, :6]
-        tokens = torch.stack([called[..., 0], 4 + called[..., 1], 8 + y], -1)
+        tokens = torch.stack([a, 4 + b, 8 + y], -1)
         shuffled = tokens.gather(1, order(6)[..., None].expand(-1, -1, 3)).flatten(1)
         return torch.cat([shuffled, tokens[:, 0, :2]], 1), y[:, :1]
 

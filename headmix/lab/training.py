@@ -210,8 +210,8 @@ def train(
                 progress(f"training {task.name}", step + 1, steps)
         if checkpoints is not None:
             _write(stack, seeds, rates, Path(checkpoints), steps)
-        validation, _ = test(stack, task, "validation")
-        loss, value = test(stack, task, "test")
+        validation, _ = held_out(stack, task, "validation")
+        loss, value = held_out(stack, task, "test")
     shape = (len(seeds), len(rates))
     return Trained(
         config, task, seeds, rates,
@@ -220,7 +220,9 @@ def train(
 
 
 @torch.no_grad()
-def test(stack: Stack, task: Task, split: str) -> tuple[Float[Tensor, "run"], Float[Tensor, "run"]]:
+def held_out(
+    stack: Stack, task: Task, split: str
+) -> tuple[Float[Tensor, "run"], Float[Tensor, "run"]]:
     """Loss (nats) and value of every model, on the same examples of a held-out split."""
     inputs, labels = task.draw(torch.Generator().manual_seed(7), HELD_OUT, split)
     loss, value = [], []
@@ -262,7 +264,9 @@ def _use_fused(model: Transformer, fused: bool) -> None:
             module.fused = fused
 
 
-def _each(drawn: Sequence[Examples], rates: int) -> Examples:
+def _each(
+    drawn: Sequence[Examples], rates: int
+) -> tuple[Int[Tensor, "run example token"], Int[Tensor, "run example answer"]]:
     """Every seed's examples, for every one of its learning rates: [seed × rate, example, …]."""
     inputs, labels = (
         torch.stack(part).repeat_interleave(rates, 0) for part in zip(*drawn, strict=True)
