@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from example_effects import effects_of, interactions_of
+from example_read_outs import codes_of, read_outs_of
 
 from headmix.attention import AttentionPatterns
 from headmix.effects import Effects, Interactions
 from headmix.heads import Heads
 from headmix.moments import Moments
 from headmix.neighbours import NeuronReads, Vocabulary
+from headmix.readouts import ReadOuts
 from headmix.registry import Metric, catalogue
 
 #: Tokens of an example's text, in documents of eight.
@@ -27,7 +29,8 @@ OWN = {n: m for n, m in catalogue().items() if m.function.__module__.startswith(
 class Example:
     """Three layers on one residual stream, with a vocabulary and feed-forward neurons, and what
     the heads of the first layer did on text: ``z`` [token, concat], where they looked:
-    ``pattern`` [sequence, head, query, key], and z of the layers after it: ``deeper``."""
+    ``pattern`` [sequence, head, query, key], z of the layers after it: ``deeper``, and labels of
+    the tokens: ``codes`` [token, set]."""
 
     layers: tuple[Heads, ...]
     vocabulary: Vocabulary
@@ -35,6 +38,7 @@ class Example:
     z: torch.Tensor
     pattern: torch.Tensor
     deeper: tuple[torch.Tensor, ...]
+    codes: torch.Tensor
     within_position: bool = False
 
     @cached_property
@@ -69,6 +73,10 @@ class Example:
     @cached_property
     def interactions(self) -> Interactions:
         return interactions_of(self)
+
+    @cached_property
+    def read_outs(self) -> ReadOuts:
+        return read_outs_of(self)
 
     def value(self, metric: Metric) -> np.ndarray:
         return np.asarray(metric(*self.arguments(metric)))
@@ -135,7 +143,7 @@ def example(
         z = z @ mixing + normal(8, H * d).repeat(TOKENS // 8, 1) / 2 + 1
     pattern = causal(normal(5, H, 12, 12))
     deeper = tuple(normal(TOKENS, H * d) + z * (not independent) for _ in range(layers - 1))
-    return Example(stack, vocabulary, reads, z, pattern, deeper)
+    return Example(stack, vocabulary, reads, z, pattern, deeper, codes_of(z))
 
 
 def causal(scores: torch.Tensor) -> torch.Tensor:
