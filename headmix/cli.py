@@ -28,6 +28,7 @@ from headmix.options import (
     Talk,
     command,
     layer_list,
+    model_or_run,
     said,
 )
 
@@ -45,6 +46,7 @@ for every head, pair and layer, each number beside its null.
   headmix measure ./my-model --out run.nc    [dim]keep the numbers[/dim]
   headmix inspect run.nc --layer 3           [dim]one layer, as a table[/dim]
   headmix inspect run.nc --layer 3 --head 5  [dim]one head, as a card[/dim]
+  headmix compare demo ./my-fine-tune        [dim]what changed, and where[/dim]
   headmix verify gpt2                        [dim]is the split into heads right?[/dim]
   headmix metrics projection_kernel          [dim]formula, null, reference[/dim]
 """
@@ -184,6 +186,61 @@ def inspect(
 
 
 @command(app)
+def compare(
+    a: Annotated[str, model_or_run("A")],
+    b: Annotated[str, model_or_run("B")],
+    loading: Loading,
+    measuring: Measuring,
+    reading: Reading,
+    talk: Talk,
+    match: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="Compare heads of the same 'index', or of models those whose write subspaces "
+            "'overlap' most.",
+        ),
+    ] = "index",
+    any_processing: Annotated[
+        bool, typer.Option("--any-processing", help="Also where only one of the two was folded.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html|FILE.nc", help="The page, or the numbers; default headmix-A-B.html."
+        ),
+    ] = None,
+) -> None:
+    """What differs between two models or two runs: B minus A, metric by metric, head by head.
+
+    Models are measured alike, with the options below; runs must have been. The page shows the
+    differences beside their nulls; FILE.nc also holds each metric of both.
+    """
+    out = out or Path(f"headmix-{_slug(a)}-{_slug(b)}.html")
+    runs = [name.endswith(".nc") for name in (a, b)]
+    if all(runs):
+        _need_nothing_said(f"each of {a} and {b} is a finished run", [loading, measuring, reading])
+    with one_writer(out), talk.progress() as progress:
+        options = measuring.measure_options() | reading.measure_options() | {"progress": progress}
+        sides = []
+        for name, is_run in zip((a, b), runs, strict=True):
+            progress(f"loading {name}", 0, 0)
+            sides.append(
+                hm.open_results(name) if is_run else hm.load(name, **loading.load_options())
+            )
+        how = {"match": match, "any_processing": any_processing}
+        ds = hm.compare(sides[0], sides[1], **how, **options)
+        (hm.save if out.suffix == ".nc" else hm.report)(ds, out)
+    from headmix import cards
+    from headmix.page import changes
+
+    told = [f"{place}: {text}" for text, _, place in changes.find(ds)]
+    data = {"out": str(out), "changes": told} | cards.summary(ds)
+    kind = "Differences" if out.suffix == ".nc" else "Report"
+    _say(talk, data, "\n".join([*map(terminal.printable, told), f"{kind}: {out}"]))
+
+
+@command(app)
 def verify(
     loading: Loading,
     talk: Talk,
@@ -247,11 +304,7 @@ def _run(
 ) -> Any:
     """The Dataset of a finished run, or of one made now; ``layer`` must exist before the work."""
     if model.endswith(".nc"):
-        if meaningless := [*said(loading), *said(measuring), *said(reading)]:
-            raise ValueError(
-                f"{model} is a finished run, and {', '.join(meaningless)} would change nothing in "
-                "it: measure the model again, or leave that out"
-            )
+        _need_nothing_said(f"{model} is a finished run", [loading, measuring, reading])
         return hm.open_results(model)
     text = reading.measure_options()
     with talk.progress() as progress:
@@ -261,6 +314,15 @@ def _run(
             loaded.layer_name(layer)
         options = measuring.measure_options() | text
         return hm.measure(loaded, progress=progress, checkpoint=checkpoint, **options)
+
+
+def _need_nothing_said(why: str, groups: list[Any]) -> None:
+    """Raises ValueError where options were given to what is measured already."""
+    if meaningless := [option for group in groups for option in said(group)]:
+        raise ValueError(
+            f"{why}, and {', '.join(meaningless)} would change nothing in it: measure the model "
+            "again, or leave that out"
+        )
 
 
 def _unfinished(out: Path, resume: bool) -> Path:

@@ -40,6 +40,13 @@ ModelOrRun = Annotated[
 ]
 
 
+def model_or_run(name: str) -> Any:
+    """The argument of a command that takes two."""
+    return typer.Argument(
+        metavar=name, help="A model, as in 'measure', or a RUN.nc.", show_default=False
+    )
+
+
 def said(group: Any) -> list[str]:
     """The options of a group that are not at their default, as they are typed."""
     changed = [f.name for f in fields(group) if getattr(group, f.name) != f.default]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from commands import WIDE, fails, headmix
 from rich.console import Console
 from small import any_layer, small_model
 from typer.testing import CliRunner
@@ -23,24 +24,6 @@ import headmix as hm
 from headmix import architectures, cards, terminal
 from headmix.cli import app
 from headmix.options import Reading, Talk
-
-WIDE = {"COLUMNS": "200"}
-
-
-def headmix(*arguments: object, code: int = 0):
-    """Run a command in this process; a failure other than an exit code is raised."""
-    result = CliRunner(env=WIDE).invoke(app, [str(a) for a in arguments], catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
-
-
-def fails(*arguments: object) -> str:
-    """The one line on stderr of a command that cannot use its input."""
-    result = headmix(*arguments, code=2)
-    assert result.stdout == ""
-    (line,) = result.stderr.strip().splitlines()
-    assert line.startswith("headmix: ")
-    return line
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from commands import fails, headmix
 from small import WeightsOnly, small_model
 
 import headmix as hm
@@ -122,3 +124,31 @@ def test_what_cannot_be_compared_is_said() -> None:
     twice = hm.compare(small, small)
     with pytest.raises(ValueError, match="is a comparison itself"):
         hm.compare(twice, small)
+
+
+@pytest.fixture(scope="module")
+def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "demo.nc"
+    return hm.save(hm.measure("demo", metrics=["mean_overlap", "ov_stable_rank"]), out)
+
+
+def test_the_command_writes_page_or_numbers(demo_run: Path, tmp_path: Path) -> None:
+    page, numbers = tmp_path / "page.html", tmp_path / "numbers.nc"
+    metrics = ("--metrics", "mean_overlap,ov_stable_rank")
+    told = headmix("compare", demo_run, "demo", *metrics, "--out", page).stdout
+    assert told.splitlines()[-1] == f"Report: {page}"
+    assert "furthest by +0 (+0 null sd)" in told
+    said = headmix("compare", "demo", "demo", *metrics, "--out", numbers, "--json").stdout
+    assert json.loads(said)["metrics"] == list(metric_names(hm.open_results(numbers)))
+    assert float(hm.open_results(numbers).ov_change.max()) < 1e-6
+
+
+def test_the_command_says_what_cannot_be_compared(demo_run: Path, tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "page.html")
+    assert "--layers would change nothing in it" in fails(
+        "compare", demo_run, demo_run, "--layers", "0", *out
+    )
+    assert "a run holds no weights" in fails(
+        "compare", demo_run, demo_run, "--match", "overlap", *out
+    )
+    assert not (tmp_path / "page.html").exists()

@@ -1,7 +1,5 @@
 """Sentences about what differs between two runs, for the page of ``compare``."""
 
-import json
-
 import numpy as np
 import xarray as xr
 
@@ -55,16 +53,15 @@ def _matches(ds: xr.Dataset) -> tuple[str, str, str] | None:
 def _moved(ds: xr.Dataset, row: Row) -> tuple[str, str, str]:
     interval = ""
     if row.low is not None and row.high is not None and np.isfinite([row.low, row.high]).all():
-        interval = f", interval {row.low:+.3g} to {row.high:+.3g}"
+        interval = f", interval {_signed(row.low)} to {_signed(row.high)}"
     title = row.title.removesuffix(", B − A")
     return (
-        f"{title}: furthest by {row.value:+.3g} ({row.z_null:+.1f} null sd{interval}); the mean of "
-        f"{row.n} differences is {row.mean:+.2g}.".replace("-", "−"),
+        f"{title}: furthest by {_signed(row.value)} ({_signed(row.z_null or 0.0, 2)} null "
+        f"sd{interval}); the mean of {row.n} differences is {_signed(row.mean, 2)}.",
         row.link,
         row.place,
     )
 
 
-def runs(ds: xr.Dataset) -> list[str]:
-    """The models of both runs, A and B."""
-    return [str(run.get("model", "")) for run in json.loads(ds.attrs["compared"])]
+def _signed(value: float, digits: int = 3) -> str:
+    return f"{value:+.{digits}g}".replace("-", "−")
