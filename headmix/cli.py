@@ -228,8 +228,7 @@ def compare(
             sides.append(
                 hm.open_results(name) if is_run else hm.load(name, **loading.load_options())
             )
-        how = {"match": match, "any_processing": any_processing}
-        ds = hm.compare(sides[0], sides[1], **how, **options)
+        ds = hm.compare(sides[0], sides[1], match=match, any_processing=any_processing, **options)
         (hm.save if out.suffix == ".nc" else hm.report)(ds, out)
     from headmix import cards
     from headmix.page import changes
