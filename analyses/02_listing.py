@@ -60,7 +60,8 @@ def main() -> None:
     chosen = studies.options(__doc__)
     text, described = studies.text(chosen)
     models, absent = studies.models(chosen)
-    models[studies.UNTRAINED] = studies.untrained(models[studies.MINILM], chosen.seed)
+    twin = studies.before(studies.MINILM)
+    models[twin] = studies.untrained(models[studies.MINILM], chosen.seed)
     datasets, found, evidence, dots = {}, [], [], []
     for name, model in models.items():
         check = hm.verify(model)
@@ -73,7 +74,7 @@ def main() -> None:
         dots += studies.by_layer(ds, R2, name)
     studies.publish(
         chosen, __file__, "C2", decide,
-        decide([f for f in found if f.model != studies.UNTRAINED]), evidence, [figure(dots)],
+        decide([f for f in found if f.model != twin]), evidence, [figure(dots)],
         datasets, text=described, absent=absent,
     )  # fmt: skip
 

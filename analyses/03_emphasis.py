@@ -93,7 +93,8 @@ def main() -> None:
     register()
     text, described = studies.text(chosen)
     models, absent = studies.models(chosen)
-    models[studies.UNTRAINED] = studies.untrained(models[studies.MINILM], chosen.seed)
+    twin = studies.before(studies.MINILM)
+    models[twin] = studies.untrained(models[studies.MINILM], chosen.seed)
     datasets, found, evidence, dots = {}, [], [], []
     for name, model in models.items():
         datasets[name] = ds = hm.measure(
@@ -105,7 +106,7 @@ def main() -> None:
         dots += studies.by_layer(ds, CANCELS, name)
     studies.publish(
         chosen, __file__, "C3", decide,
-        decide([f for f in found if f.model != studies.UNTRAINED]), evidence,
+        decide([f for f in found if f.model != twin]), evidence,
         [figure(dots)], datasets, text=described, absent=absent,
     )  # fmt: skip
 

@@ -36,7 +36,6 @@ CHARACTERS = 2000
 
 #: The name on the page of each pretrained model.
 MINILM, SMOLLM2 = "MiniLM", "SmolLM2-135M"
-UNTRAINED = "MiniLM, untrained"
 
 Models = dict[str, hm.AttentionModel]
 
@@ -46,7 +45,7 @@ def options(doc: str, arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="less text, the demo model alone")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--conllu", type=Path, help="CoNLL-U text, for labels of syntax")
+    parser.add_argument("--conllu", type=Path, help="CoNLL-U text, for the labels of 01 and 04")
     parser.add_argument("--out", type=Path, help="default reports, with --quick reports/quick")
     chosen = parser.parse_args(arguments)
     if chosen.out is None:
@@ -76,6 +75,11 @@ def _smollm2() -> Path | None:
     return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"), None)
 
 
+def before(name: str) -> str:
+    """What a model is called as it was before training."""
+    return f"{name}, untrained"
+
+
 def untrained(model: hm.AttentionModel, seed: int) -> hm.AttentionModel:
     """The same transformers architecture with weights as its initialisation draws them."""
     with torch.random.fork_rng():
@@ -90,12 +94,12 @@ def some_layers(model: hm.AttentionModel, most: int) -> list[str]:
     return [model.layers[round(p)] for p in places]
 
 
-def text(chosen: argparse.Namespace) -> tuple[Any, str]:
+def text(chosen: argparse.Namespace, *, labelled: bool = False) -> tuple[Any, str]:
     """What ``measure`` reads, and what it is in words.
 
-    The topics of Python's own help need no download; CoNLL-U brings labels of syntax.
+    The topics of Python's own help need no download; for labels, CoNLL-U if there is some.
     """
-    if chosen.conllu:
+    if labelled and chosen.conllu:
         return chosen.conllu, f"the CoNLL-U text {chosen.conllu.name}"
     documents = [topics[name][:CHARACTERS] for name in sorted(topics)]
     random.Random(chosen.seed).shuffle(documents)
@@ -103,6 +107,30 @@ def text(chosen: argparse.Namespace) -> tuple[Any, str]:
         f"the help topics of Python, {len(documents)} documents, the first {CHARACTERS} characters "
         "of each"
     )
+
+
+def labels(chosen: argparse.Namespace) -> dict[str, Any]:
+    """What probes look for, by the view that it stands for; syntax needs CoNLL-U."""
+    syntax = {
+        "part of speech (syntax)": "upos",
+        "relation to its head (syntax)": "deprel",
+    }
+    return {
+        "position": "position",
+        "which word (meaning)": _word,
+        "the word before (context)": _word_before,
+        **(syntax if chosen.conllu else {"form of the word (no syntax here)": "word_form"}),
+    }
+
+
+def _word(reading: Any) -> np.ndarray:
+    """The word itself, at its last piece: the nearest to meaning that any text tells."""
+    return reading.per_word(np.char.lower(reading.tokens.words.form))
+
+
+def _word_before(reading: Any) -> np.ndarray:
+    forms = np.char.lower(reading.tokens.words.form)
+    return reading.per_word(np.concatenate([[""], forms[:-1]]).astype(forms.dtype))
 
 
 def sample(ds: xr.Dataset) -> str:
