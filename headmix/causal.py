@@ -202,7 +202,7 @@ def intervene(
     runs: Runs,
     *,
     checkpoint: Path | None = None,
-    seconds: float = 30.0,
+    seconds: int | float = 30.0,
     done: Callable[[int, int], None] | None = None,
 ) -> tuple[Found, bool]:
     """Run all interventions; what was found, and whether a SIGINT ended it.

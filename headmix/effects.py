@@ -29,6 +29,9 @@ READ_OUTS = {
     "next_logits": "the attention logits of the next layer, but for a constant a query",
 }
 
+#: Roundings of what is read that count as no effect.
+ROUNDINGS = 16
+
 #: Why a read-out is missing, by the code that ``Interactions`` keeps.
 MISSING = (
     "",
@@ -175,6 +178,8 @@ class Interactions(Sums):
         documents: ``[fold]``, documents.
         pairs: ``[head, head]``, which pairs were run; symmetric.
         missing: ``[read_out]``, an index of ``MISSING``; 0 where the read-out can be had.
+        rounding: ``[fold, read_out]``, Σ (ε ‖f(∅)‖)² over tokens, ε a few roundings of the model's
+            precision: what is no more than that is no effect.
         single: ``[fold, read_out, head]``, Σ ‖δ_i‖² over tokens.
         joint: ``[fold, read_out, head, head]``, Σ ‖Δ_ij‖² over tokens.
 
@@ -185,6 +190,7 @@ class Interactions(Sums):
 
     pairs: Bool[Tensor, "head head"]
     missing: Int[Tensor, "read_out"]
+    rounding: Float[Tensor, "fold read_out"]
     single: Float[Tensor, "fold read_out head"]
     joint: Float[Tensor, "fold read_out head head"]
 
@@ -200,7 +206,7 @@ class Interactions(Sums):
 
         return cls(
             count=zeros(), documents=zeros(), pairs=pairs, missing=torch.tensor(list(missing)),
-            single=zeros(R, H), joint=zeros(R, H, H),
+            rounding=zeros(R), single=zeros(R, H), joint=zeros(R, H, H),
         )  # fmt: skip
 
     @property
@@ -218,6 +224,15 @@ class Interactions(Sums):
         self.forget()
         self.count.index_add_(0, fold, torch.ones(len(fold), dtype=torch.float64))
         self.documents.add_(documents)
+
+    def add_clean(
+        self, read_out: str, fold: Int[Tensor, "token"], value: Float[Tensor, "token *feature"]
+    ) -> None:
+        """Note how large a read-out is, and so its rounding, in place."""
+        self.forget()
+        epsilon = ROUNDINGS * torch.finfo(value.dtype).eps
+        squares = (value.double().flatten(1) * epsilon).square().sum(1).cpu()
+        self.rounding[:, list(READ_OUTS).index(read_out)].index_add_(0, fold, squares)
 
     def add(
         self,

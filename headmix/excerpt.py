@@ -38,14 +38,14 @@ class Pass:
         inputs: of the model's forward.
         donor: likewise, row by row of other documents; None where there is no other document.
         keep: for each residual stream ``[row, token]``, the tokens that count.
-        fold: ``[row]``.
+        fold: ``[row]``, or one for all rows.
         documents: ``[fold]``, how many documents are seen for the first time.
     """
 
     inputs: Any
     donor: Any
     keep: Mapping[str, Bool[Tensor, "row token"]]
-    fold: Int[Tensor, "row"]
+    fold: Int[Tensor, "row_or_one"]
     documents: Float[Tensor, "fold"]
 
     def kept(self, stream: str, shape: tuple[int, ...]) -> Bool[Tensor, "row token"]:

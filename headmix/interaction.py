@@ -87,6 +87,8 @@ class Interaction:
                         self.missing[layer][list(READ_OUTS).index("next_logits")] = NO_PATTERN
                     sums = self.nothing(layer)
                     sums.clean(reader.fold["attn_out"], stage.run.documents)
+                    for r, value in clean.items():
+                        sums.add_clean(r, reader.fold[r], value)
                     continue
                 change = {r: value - clean[r] for r, value in found.items()}
                 if len(heads) == 1:

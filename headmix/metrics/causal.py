@@ -248,22 +248,26 @@ def ablation_interaction(effects: Effects) -> Float[Tensor, "head head"]:
 
 
 def _interaction(interactions: Interactions, read_out: str) -> Float[Tensor, "head head"]:
-    """RMS of Δ_ij over the RMS that δ_i and δ_j have together; 0 with itself, NaN if not run."""
+    """RMS of Δ_ij over the RMS that δ_i and δ_j have together.
+
+    0 of a head with itself and of two without any effect, NaN of pairs that were not run.
+    """
     at = interactions.require(read_out)
     if not interactions.n:
         raise NotApplicable("no token was seen")
     if interactions.n_heads == 1:
         raise NotApplicable("a single head has no other to interact with")
     single = interactions.single[:, at].sum(0)
-    if not single.any():
+    rounding = interactions.rounding[:, at].sum()
+    if (single <= rounding).all():
         raise NotApplicable(
             f"the effect of every head at {read_out} is zero: what is read there does not depend "
             "on them"
         )
-    both = (single[:, None] + single).clamp(min=torch.finfo(single.dtype).tiny)
+    both = single[:, None] + single
     ratio = (interactions.joint[:, at].sum(0) / both).sqrt()
-    ratio = ratio.masked_fill(~interactions.pairs, torch.nan)
-    return ratio.fill_diagonal_(0.0)
+    ratio = ratio.masked_fill(both <= 2 * rounding, 0.0)
+    return ratio.masked_fill(~interactions.pairs, torch.nan).fill_diagonal_(0.0)
 
 
 def _additive(interactions: Interactions) -> tuple[Tensor, None]:

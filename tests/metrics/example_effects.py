@@ -79,6 +79,8 @@ def interactions_of(e: Any) -> Interactions:
     sums.clean(fold, _documents(e))
     eye = torch.eye(H, dtype=torch.bool)
     clean = _read(e, torch.zeros(H, dtype=torch.bool))
+    for r, value in clean.items():
+        sums.add_clean(r, fold, value)
     alone = [{r: v - clean[r] for r, v in _read(e, eye[i]).items()} for i in range(H)]
     for i in range(H):
         for r, moved in alone[i].items():
