@@ -75,6 +75,11 @@ class Config:
         """Neurons of the feed-forward."""
         return 4 * self.d_model if self.d_ff is None else self.d_ff
 
+    @property
+    def max_position_embeddings(self) -> int:
+        """``length``, by the name under which text is cut to what a model takes."""
+        return self.length
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
@@ -232,6 +237,10 @@ class Transformer(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.lm_head(x if self.norm is None else self.norm(x))
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The token embeddings, as transformers' models give them."""
+        return self.embed_tokens
 
     @property
     def n_parameters(self) -> int:

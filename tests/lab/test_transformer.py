@@ -205,6 +205,16 @@ def test_bad_configs_are_refused() -> None:
     assert replace(config, d_ff=None).width == 128
 
 
+def test_documents_are_cut_to_what_the_model_takes_and_checked() -> None:
+    model = build("full")
+    documents = [torch.randint(7, (n,)) for n in (30, 12, 5)]
+    ds = hm.measure(model, text=documents, folds=2, metrics=["variance_share"])
+    assert (ds.n_tokens == 30 + 12 + 5).all()
+    assert "windows of at most 12 tokens" in ds.attrs["text_rule"]
+    with pytest.raises(ValueError, match="holds token id 7; the model's vocabulary has 7 tokens"):
+        hm.measure(model, text=[[1, 2, 7, 3]], folds=2, metrics=["variance_share"])
+
+
 def test_what_stands_next_to_attention_is_known() -> None:
     model = hm.load(build("full"))
     assert model.reads("L1").W_in.shape == (16, 64)
