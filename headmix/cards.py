@@ -55,6 +55,7 @@ def layer_card(ds: xr.Dataset, layer: str | int) -> Card:
     card["metrics"] = _readings(ds, "profile", {"layer": name})
     card["within_position"] = _readings(ds, "profile", {"layer": name}, within_position=True)
     card["spectra"] = _spectra(ds, "layer_spectrum", {"layer": name})
+    card["labels"] = _label_tables(ds, {"layer": name})
     card["heads"] = [_head_row(ds, name, head) for head in range(card["n_heads"])]
     return card
 
@@ -77,7 +78,7 @@ def head_card(ds: xr.Dataset, layer: str | int, head: int) -> Card:
         )
     here = _place(ds, name, head)
     card |= {"head": head, "kv_head": here["kv_head"]}
-    card["metrics"] = _readings(ds, "map", here)
+    card["metrics"] = _readings(ds, "map", here) + _of_labels(ds, here)
     card["within_position"] = _readings(ds, "map", here, within_position=True)
     card["nearest"] = _rankings(ds, "matrix", here)
     there = {f"{dim}_b": at for dim, at in here.items()}
@@ -184,6 +185,33 @@ def _reading(measured: Measured, index: tuple[int, ...]) -> Card:
     }
     numbers = {n: None if a is None else float(a.values[index]) for n, a in parts.items()}
     return {n: v if v is not None and np.isfinite(v) else None for n, v in numbers.items()}
+
+
+def _of_labels(ds: xr.Dataset, here: Place) -> list[Card]:
+    """Of the metrics that have a number for each label and head, those of one head."""
+    return [
+        about | {"title": f"{about['title']}: {name}"} | _reading(measured.sel("label", name), ())
+        for about, measured in _of_shape(ds, "labelled", here)
+        if measured.value.dims == ("label",) and "layer" not in measured.value.dims
+        if {*here} & {"head", "kv_head"} & {*ds[about["metric"]].dims}
+        for name in measured.value.label.values.tolist()
+    ]
+
+
+def _label_tables(ds: xr.Dataset, here: Place) -> list[Card]:
+    """The metrics of labels that count no heads: a row a label, a column a read-out or label."""
+    tables = []
+    for about, measured in _of_shape(ds, "labelled", here):
+        dims = [str(d) for d in measured.value.dims]
+        if {"head", "kv_head"} & {*dims}:
+            continue
+        columns = [str(c) for d in dims[1:] for c in measured.value[d].values]
+        rows = []
+        for i, name in enumerate(measured.value.label.values.tolist()):
+            at = [(i, j) for j in range(len(columns))] if columns else [(i,)]
+            rows.append({"label": name, "readings": [_reading(measured, place) for place in at]})
+        tables.append(about | {"columns": columns, "rows": rows})
+    return tables
 
 
 def _rankings(ds: xr.Dataset, shape: str, here: Place, directed: bool | None = None) -> list[Card]:

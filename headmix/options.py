@@ -135,6 +135,14 @@ class Reading:
             "Text", "TEXT",
         ),
     ] = None  # fmt: skip
+    labels: Annotated[
+        str | None,
+        _option(
+            "What probes look for: names with commas, as in upos,position, or NAMES=FILE, where "
+            "FILE is the text too: pos=corpus.conllu.",
+            "Text", "NAMES[=FILE]",
+        ),
+    ] = None  # fmt: skip
     max_tokens: Annotated[
         int | None,
         _option(f"Stop after so many; default all, of the default text {ENOUGH}.", "Text", "N"),
@@ -171,6 +179,12 @@ class Reading:
     tokens_per_batch: Annotated[
         int | None, _option("Size of a forward pass; default 1024.", "Text", "N")
     ] = None
+
+    def __post_init__(self) -> None:
+        names, equals, file = (self.labels or "").partition("=")
+        if equals and file and self.text in (None, file):
+            object.__setattr__(self, "labels", names)
+            object.__setattr__(self, "text", file)
 
     def or_text(self, text: str) -> "Reading":
         """This text where none was named."""

@@ -52,7 +52,11 @@ _LAYOUT = go.Layout(
 
 
 def plot(
-    ds: xr.Dataset, metric: str, layer: str | int | None = None, head: int | None = None
+    ds: xr.Dataset,
+    metric: str,
+    layer: str | int | None = None,
+    head: int | None = None,
+    label: str | None = None,
 ) -> go.Figure:
     """Draw one metric of a Dataset from ``measure``, with its null.
 
@@ -66,9 +70,10 @@ def plot(
         metric: the name of a variable.
         layer: a name, a number (5 is L5), or else a position.
         head: a head (or KV head, for metrics that count those).
+        label: one of the labels that probes looked for.
 
     Raises:
-        ValueError: no such metric, layer or head; the message lists those there are.
+        ValueError: no such metric, layer, head or label; the message lists those there are.
     """
     known = metric_names(ds)
     if metric not in known:
@@ -84,6 +89,11 @@ def plot(
         if head not in heads:
             raise ValueError(f"{metric} has no {unit} {head!r}; it has {heads}")
         chosen, where = chosen.without_self().sel(unit, head), [*where, f"{unit} {head}"]
+    if label is not None and "label" in chosen.value.dims:
+        labels = [str(name) for name in chosen.value.label.values]
+        if label not in labels:
+            raise ValueError(f"{metric} has no label {label!r}; it has {', '.join(labels)}")
+        chosen, where = chosen.sel("label", label), [*where, label]
     if shape_of(ds[metric]) == "text":
         return _table(chosen.value, ds[metric].attrs, where)
     chosen, reduced = _to_two_axes(chosen)
@@ -100,6 +110,8 @@ def _to_two_axes(chosen: Measured) -> tuple[Measured, list[str]]:
             2 - len(dims) :
         ]
         return chosen.without_self().reduce("max", over), [f"strongest over {_several(over)}"]
+    if "label" in dims and "layer" in dims:
+        return chosen.reduce("mean", ("layer",)), [f"mean over {_several(('layer',))}"]
     over = tuple(d for d in dims if d.endswith("_b")) or tuple(d for d in dims if d in UNITS)
     over = over or tuple(dims[: len(dims) - 2])
     reduced, words = chosen.without_self().reduce("mean", over), [f"mean over {_several(over)}"]
@@ -137,7 +149,7 @@ def _titled(
 
 
 def _counts_parts(dim: str) -> bool:
-    return dim.removesuffix("_b") in ("layer", *UNITS)
+    return dim.removesuffix("_b") in ("layer", "label", "read_out", *UNITS)
 
 
 def _map(chosen: Measured, attrs: dict[str, str]) -> go.Figure:

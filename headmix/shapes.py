@@ -86,7 +86,7 @@ def aligned(ds: xr.Dataset) -> xr.Dataset:
 
 
 def shape_of(variable: xr.DataArray | xr.Variable) -> str:
-    """One of profile, map, matrix, cross, layer_spectrum, spectrum, text, other.
+    """One of profile, map, matrix, cross, layer_spectrum, spectrum, labelled, text, other.
 
     ========== ============================== ============================
     profile    [layer]                        one number a layer
@@ -94,11 +94,15 @@ def shape_of(variable: xr.DataArray | xr.Variable) -> str:
     matrix     [layer, head, head_b]          one a pair of the same layer
     cross      [layer, head, layer_b, head_b] one a pair of any two layers
     spectra    [layer, k], [layer, head, k]   a curve a layer or head
+    labelled   [layer, label], [layer, label, one a label: alone, or at each read-out,
+               x]                             head or other label
     text       anything                       words
     ========== ============================== ============================
     """
     if variable.dtype.kind in "OUST":
         return "text"
+    if "label" in variable.dims:
+        return "labelled" if len(variable.dims) <= 3 else "other"
     match tuple(d for d in variable.dims if d != "layer"):
         case ():
             return "profile"
@@ -163,7 +167,7 @@ class Measured:
     def without_self(self) -> "Measured":
         """The value of a unit with itself blanked: it compares nothing."""
         value = self.value
-        for unit in UNITS:
+        for unit in (*UNITS, "label"):
             if unit in value.dims and f"{unit}_b" in value.dims:
                 same = value[unit] == value[f"{unit}_b"]
                 if "layer_b" in value.dims:

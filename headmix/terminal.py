@@ -63,6 +63,8 @@ def layer_card(card: Mapping[str, Any], width: int = 80) -> RenderableType:
     parts += _measured(card)
     if card["spectra"]:
         parts += [_section("Spectra"), _spectra(card["spectra"])]
+    for table in card["labels"]:
+        parts += [_section(f"{table['title']} (value, z_null)"), _label_table(table)]
     rows = card["heads"]
     names = list(dict.fromkeys(reading["metric"] for row in rows for reading in row["metrics"]))
     pairs = list(dict.fromkeys(name for row in rows for name in row["nearest"]))
@@ -280,6 +282,15 @@ def _head_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Tabl
         found = {reading["metric"]: reading for reading in row["metrics"]}
         table.add_row(str(row["head"]), *(_cell(found[name]) for name in names))
     return table
+
+
+def _label_table(table: Mapping[str, Any]) -> Table:
+    """A row a label, a column a read-out or another label."""
+    columns = [name.replace("_", " ") for name in table["columns"]] or [""]
+    drawn = _table("label", *((printable(name), "right") for name in columns))
+    for row in table["rows"]:
+        drawn.add_row(printable(row["label"]), *map(_cell, row["readings"]))
+    return drawn
 
 
 def _nearest_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:

@@ -102,6 +102,13 @@ def every_shape() -> xr.Dataset:
         [[[f"w{n}{h}{k}" for k in range(3)] for h in range(H)] for n in range(L)], object
     )
     add("words", ("layer", "head", "rank"), words)
+    ds = ds.assign_coords(label=["pos", "place"], label_b=["pos", "place"])
+    ds = ds.assign_coords(read_out=["concat", "attn_out", "resid_post"])
+    for name, axis in (("told", ()), ("read", ("read_out",)), ("seen", ("head",)),
+                       ("costs", ("label_b",))):  # fmt: skip
+        dims = ("layer", "label", *axis)
+        values = random.random([L, 2, *(ds.sizes[d] for d in axis)])
+        add(name, dims, values, ((), 0.5), ((), 0.1))
     add("surprise", ("layer", "head", "head_b", "angle"), random.random((L, H, H, 3)))
     return ds
 

@@ -23,6 +23,10 @@ SHAPES = {
     "cross": "cross",
     "words": "text",
     "surprise": "other",
+    "told": "labelled",
+    "read": "labelled",
+    "seen": "labelled",
+    "costs": "labelled",
 }
 
 
@@ -38,6 +42,14 @@ def test_every_shape_has_a_figure_for_every_choice(ds, name, layer, head):
     assert figure.data
     assert ds[name].attrs["title"] in figure.layout.title.text
     figure.to_json()
+
+
+def test_a_label_can_be_chosen(ds):
+    cells = plot(ds, "read", label="place").data[0]
+    assert np.array_equal(cells.z, ds.read.sel(label="place").values)
+    assert list(cells.x) == ["concat", "attn_out", "resid_post"]
+    with pytest.raises(ValueError, match="read has no label 'verb'; it has pos, place"):
+        plot(ds, "read", label="verb")
 
 
 def test_a_map_shows_the_values_centred_on_the_null(ds):

@@ -66,7 +66,8 @@ def _title(ds: xr.Dataset, name: str) -> str:
 
 
 def _rows(ds: xr.Dataset, names: list[str]) -> list[Row]:
-    drawn = [n for n in names if shape_of(ds[n]) in ("profile", "map", "matrix", "cross")]
+    shapes = ("profile", "map", "matrix", "cross", "labelled")
+    drawn = [n for n in names if shape_of(ds[n]) in shapes]
     return [row for name in drawn if (row := _row(ds, name)) is not None]
 
 
@@ -127,7 +128,9 @@ def place(ds: xr.Dataset, at: dict[Any, Any], directed: bool = True) -> str:
             number = "" if unit is None else f"{'H' if unit == 'head' else 'KV'}{at[unit + end]}"
             space = " " if unit and not re.fullmatch(r"L\d+", layers[layer]) else ""
             names.append(layers[layer] + space + number)
-    return (" → " if directed and "layer_b" in at else " – ").join(names)
+    ends = (" → " if directed and "layer_b" in at else " – ").join(names)
+    of = [str(ds[d].values[at[d]]) for d in ("label", "read_out", "label_b") if d in at]
+    return " · ".join([ends, *of])
 
 
 def link(ds: xr.Dataset, at: dict[Any, Any]) -> str:
@@ -212,6 +215,7 @@ def provenance(ds: xr.Dataset) -> dict[str, str]:
         "text_sha256": "SHA-256 of the text",
         "text_rule": "which tokens count",
         "text_unknown_tokens": "tokens unknown to the tokenizer",
+        "labels": "labels that probes look for",
         "folds": "folds of documents",
         "plan": "pass over the text",
         "interrupted": "interrupted",

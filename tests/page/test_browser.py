@@ -9,7 +9,7 @@ from small import any_layer, every_shape, hostile, on_text
 
 from headmix.page import payload, report
 
-PANELS = ("overview", "depth", "pairs", "spectra", "across")
+PANELS = ("overview", "depth", "pairs", "spectra", "labels", "across")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,23 @@ def test_numbers_in_the_browser_are_those_of_the_dataset(visit, page_file, ds):
     scroll_to(page, "overview")
     others = (value.sum(-1) - 1) / 3
     assert cells(page, "overview")[0] == pytest.approx(others.tolist(), rel=1e-5)
+
+
+def test_what_labels_give_has_a_panel_for_every_axis(visit, page_file, ds):
+    page = visit(page_file)
+    scroll_to(page, "labels")
+    for name in ("told", "read", "seen", "costs"):
+        select(page, "labelled", name, "#labels")
+        chosen = ds[name]
+        if chosen.ndim > 2:
+            select(page, "label", "1", "#labels")
+            chosen = chosen.sel(label="place")
+        value = chosen.values.tolist()
+        shown = "document.getElementById('labels-plot').data[0].z[2][1]"
+        settled(page, f"Math.abs({shown} - {value[2][1]}) < 1e-5")
+        assert np.allclose(cells(page, "labels"), value, atol=1e-5)
+        hidden = page.locator("#labels label:has(select[data-state=label])").is_hidden()
+        assert hidden == (name == "told")
 
 
 def test_choosing_a_layer_a_head_and_a_metric_moves_every_panel(visit, page_file, ds):
@@ -263,7 +280,7 @@ def test_the_demo_page(visit, tmp_path):
     path = report(ds, tmp_path / "page.html")
     assert path.stat().st_size < 3e6
     page = visit(path)
-    for panel in PANELS:
+    for panel in (p for p in PANELS if p != "labels"):
         scroll_to(page, panel)
     assert json.loads(page.locator("#data").text_content())["heads"] == 12
 

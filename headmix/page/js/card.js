@@ -25,11 +25,18 @@ function numbers(layer, head) {
     const rows = (...shapes) => metricsOf(...shapes).filter((metric) => metric.group === group)
       .map((metric) => [metric, perHead(metric, layer, head, "mean")]).filter(([, found]) => !Number.isNaN(found.value))
       .map(([metric, found]) => [metric.title, ...numbersOf(found)]);
-    const [own, shared] = [rows("map"), rows("matrix")];
+    const [own, shared] = [[...rows("map"), ...labelledRows(group, layer, head)], rows("matrix")];
     if (!own.length && !shared.length) return null;
     const between = shared.length ? [[element("i", {}, "mean over its pairs"), "", "", ""]] : [];
     return titled(title, table(HEAD(), [...own, ...between, ...shared]), "readings");
   });
+}
+
+/* A line for each label of the metrics that have one for every head. */
+function labelledRows(group, layer, head) {
+  return metricsOf("labelled").filter((metric) => metric.group === group && unit(metric)).flatMap((metric) => range(size(metric, "label"))
+    .map((label) => [label, look(metric, { layer, label, [unit(metric)]: unitOf(metric, layer, head) })]).filter(([, found]) => !Number.isNaN(found.value))
+    .map(([label, found]) => [`${metric.title}: ${DATA.labels.label[label]}`, ...numbersOf(found)]));
 }
 
 const HEAD = () => ["", "value", "null ± sd", zNull()];

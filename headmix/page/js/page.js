@@ -2,13 +2,13 @@
 
 const first = (...shapes) => ofShape(...shapes)[0]?.name;
 
-const DEFAULTS = { over: "mean", scale: "value", position: "in" };
+const DEFAULTS = { over: "mean", scale: "value", position: "in", label: "0" };
 
 const state = {
   layer: Math.max(0, DATA.valid.indexOf(true)), head: 0,
   map: first("matrix", "map", "cross"), ...DEFAULTS,
   profile: first("profile", "map"), matrix: first("matrix"), spectrum: first("spectrum", "layer_spectrum"), axis: "linear",
-  cross: first("cross"), ends: "layers",
+  cross: first("cross"), ends: "layers", labelled: first("labelled"), label: "0",
 };
 
 function choose(change) {
