@@ -55,8 +55,8 @@ def decide(found: Sequence[View], dedicated: float) -> Decision:
     if held:
         because += (
             f": at least {number(least, 2)} of what the whole concatenation knows, where a random "
-            f"slice has {number(max(f.slice for f in found), 2)}. But of the heads that stand out, "
-            f"only {dedicated:.0%} do so for a single label: most are no view of their own"
+            f"slice has {number(max(f.slice for f in found), 2)}. Of the heads that stand out, "
+            f"{dedicated:.0%} do so for one view alone; the others hold several"
         )
     if not held:
         return Decision("refuted", because + ".")
@@ -87,8 +87,8 @@ def main() -> None:
             evidence += numbers(found[-1], ds)
             dots += rows(name, ds, before, label)
         evidence.append(
-            Evidence("one head, one view", name, "share of the heads that stand out for any label "
-                     "which do so for one only", dedicated([ds]), f"{ds[KAPPA][:, 0].size} heads")
+            Evidence("one head, one view", name, "share of the heads that stand out which do so "
+                     "for one view only", dedicated([ds]), f"{ds[KAPPA][:, 0].size} heads")
         )  # fmt: skip
     trained = [datasets[name] for name in models]
     studies.publish(
@@ -127,19 +127,30 @@ def view(name: str, ds: xr.Dataset, before: xr.Dataset, label: str) -> View:
 
 
 def dedicated(found: Sequence[xr.Dataset]) -> float:
-    """Of the heads that hold more than a random slice of any label, the share with one only."""
-    counts = [(ds[f"{KAPPA}_low"] > slice_quantile(ds)).sum("label").values for ds in found]
-    every = np.concatenate([c.ravel() for c in counts])
+    """Of the heads that hold more than a random slice of any label, the share with one view only.
+
+    Labels of syntax are one view together.
+    """
+    counts = []
+    for ds in found:
+        stands_out = ds[f"{KAPPA}_low"] > slice_quantile(ds)
+        views = [str(label).rpartition("(")[2] for label in ds.label.values]
+        by_view = [stands_out[:, [v == view for v in views]].any("label") for view in set(views)]
+        counts.append(sum(one.astype(int) for one in by_view).values.ravel())
+    every = np.concatenate(counts)
     return float((every == 1).sum() / max(1, (every > 0).sum()))
 
 
 def numbers(found: View, ds: xr.Dataset) -> list[Evidence]:
     at, n = best(ds, found.label), studies.sample(ds)
     head = f"{at.layer.item()}H{at['head'].item()}"
+    before = "before training nothing of it could be read"
+    if found.untrained:
+        before = f"before training at most {number(found.untrained, 2)}"
     made = [
         studies.reading(
-            at, KAPPA, found.label, found.model, f"κ of the head that holds most of it ({head}); "
-            f"no head held more than {number(found.untrained, 2)} before training", n,
+            at, KAPPA, found.label, found.model,
+            f"κ of the head that holds most of it ({head}); {before}", n,
         )
     ]  # fmt: skip
     if np.isfinite(found.selectivity):

@@ -19,6 +19,7 @@ from torch import Tensor
 from verdicts import Decision, Evidence
 
 import headmix as hm
+from headmix.interventions import Interventions
 
 #: The pairs called redundant: this share of a layer's pairs, those of largest CKA.
 REDUNDANT = 0.25
@@ -38,22 +39,40 @@ class Attenuation:
     add: int
 
 
-def decide(found: Sequence[Attenuation]) -> Decision:
-    """(b) Redundant heads should interfere negatively. Confirmed if they cancel in most layers and
-    add up in none; refuted if they add up somewhere and cancel nowhere; else it depends on the
-    layer, or on more text where no layer's interval is clear of the null."""
-    layers, cancel, add = (sum(getattr(f, n) for f in found) for n in ("layers", "cancel", "add"))
+@dataclass(frozen=True)
+class Emphasis:
+    """One model: its layers, those where heads with a larger share of the output matter more when
+    replaced (whole interval of the rank correlation above 0), and those where they matter less."""
+
+    model: str
+    layers: int
+    more: int
+    less: int
+
+
+def decide(emphasis: Sequence[Emphasis], attenuation: Sequence[Attenuation]) -> Decision:
+    """(a) Heads with a larger share of the output should matter more: so in most layers, and less
+    in none. (b) Redundant heads should cancel: so in most layers, and add up in none. Confirmed if
+    both hold. Refuted if redundant heads add up somewhere and cancel nowhere. Otherwise it depends
+    on the half of the claim, on the layer, or on more text where no interval is clear of its
+    null."""
+    layers, more, less = (sum(getattr(f, n) for f in emphasis) for n in ("layers", "more", "less"))
+    of, cancel, add = (sum(getattr(f, n) for f in attenuation) for n in ("layers", "cancel", "add"))
     because = (
-        f"The heads that are most alike cancel each other in {cancel} of {layers} layers and add "
-        f"up in {add}; in the rest, text does not tell"
+        f"(a) Heads with a larger share of the output matter more in {more} of {layers} layers and "
+        f"less in {less}. (b) The heads that are most alike cancel each other in {cancel} of {of} "
+        f"layers and add up in {add}. In the others intervals are not clear of the null."
     )
+    amplifies, attenuates = 2 * more > layers and not less, 2 * cancel > of and not add
+    if amplifies and attenuates:
+        return Decision("confirmed", because)
+    if add and not cancel:
+        return Decision("refuted", because)
     if not cancel and not add:
-        return Decision("depends", because + ".", on="more text than was read")
-    if not cancel:
-        return Decision("refuted", because + ".")
-    if not add and 2 * cancel > layers:
-        return Decision("confirmed", because + ".")
-    return Decision("depends", because + ".", on="the layer")
+        return Decision("depends", because, on="more text than was read")
+    if amplifies != attenuates and not (cancel and add):
+        return Decision("depends", because, on="the half of the claim")
+    return Decision("depends", because, on="the layer")
 
 
 def pairs(heads: Any, moments: Any) -> tuple[Tensor, Tensor]:
@@ -79,6 +98,38 @@ def _count(heads: Any) -> int:
     return max(1, round(REDUNDANT * heads.n_heads * (heads.n_heads - 1) / 2))
 
 
+def spearman(a: Tensor, b: Tensor) -> Tensor:
+    """The rank correlation of two lists without ties."""
+    ranks = torch.stack([x.argsort().argsort().double() for x in (a, b)])
+    return torch.corrcoef(ranks)[0, 1]
+
+
+def measure_emphasis(
+    model: hm.AttentionModel, text: Any, shares: xr.DataArray, *, tokens: int, seed: int
+) -> xr.Dataset:
+    """(a) of some layers, as a metric of this analysis: the shares are those of all of the text,
+    what is replaced is jackknifed."""
+
+    def emphasis(heads: Any, effects: Any) -> Tensor:
+        """Spearman correlation over heads of the variance share and of what replacing costs."""
+        try:
+            cost = hm.metrics.head_ablation_loss(effects)
+        except hm.NotApplicable:  # it predicts no tokens: how far the output moves
+            cost = hm.metrics.head_ablation(effects)
+        return spearman(torch.as_tensor(shares.sel(layer=heads.layer).values), cost)
+
+    hm.metric(
+        title="Share and importance", formula="Spearman(share, cost)", dims=(), range=(-1, 1),
+        null=lambda heads, effects: (torch.tensor(0.0), torch.tensor((heads.n_heads - 1) ** -0.5)),
+        null_text="shares dealt to heads at random", invariant=("gauge", "rotation"),
+    )(emphasis)  # fmt: skip
+    how = Interventions(tokens=tokens, replacements=["resample"], interactions=0)
+    return hm.measure(
+        model, text, metrics=["emphasis", "head_ablation", "head_ablation_loss"], causal=how,
+        layers=studies.some_layers(model, 6), seed=seed,
+    )  # fmt: skip
+
+
 def register() -> None:
     """Let ``measure`` know this analysis' own metric; when it runs, not when it is imported."""
     hm.metric(
@@ -95,20 +146,66 @@ def main() -> None:
     models, absent = studies.models(chosen)
     twin = studies.before(studies.MINILM)
     models[twin] = studies.untrained(models[studies.MINILM], chosen.seed)
-    datasets, found, evidence, dots = {}, [], [], []
+    datasets, found, halves, evidence, dots = {}, [], [], [], []
     for name, model in models.items():
         datasets[name] = ds = hm.measure(
             model, text, metrics=[CANCELS, "interference_ratio", "variance_share"],
             max_tokens=8_000 if chosen.quick else None, seed=chosen.seed,
         )  # fmt: skip
         found.append(attenuation(name, ds))
-        evidence += numbers(found[-1], ds)
         dots += studies.by_layer(ds, CANCELS, name)
+        if name != twin:
+            datasets[f"{name} replaced"] = replaced = measure_emphasis(
+                model, text, ds.variance_share, seed=chosen.seed,
+                tokens=300 if chosen.quick else 1500,
+            )  # fmt: skip
+            halves.append(emphasis(name, replaced))
+            evidence += emphasis_numbers(halves[-1], replaced)
+        evidence += numbers(found[-1], ds)
     studies.publish(
         chosen, __file__, "C3", decide,
-        decide([f for f in found if f.model != twin]), evidence,
-        [figure(dots)], datasets, text=described, absent=absent,
+        decide(halves, [f for f in found if f.model != twin]), evidence,
+        [matters({name: datasets[f"{name} replaced"] for name in models if name != twin}),
+         figure(dots)], datasets, text=described, absent=absent,
     )  # fmt: skip
+
+
+def emphasis(name: str, ds: xr.Dataset) -> Emphasis:
+    more, less = ds.emphasis_low > 0, ds.emphasis_high < 0
+    return Emphasis(name, ds.sizes["layer"], int(more.sum()), int(less.sum()))
+
+
+def emphasis_numbers(found: Emphasis, ds: xr.Dataset) -> list[Evidence]:
+    n, what = studies.sample(ds), "rank correlation of a head's share and the cost of replacing it"
+    ends = (("lowest", ds.emphasis.values.argmin()), ("highest", ds.emphasis.values.argmax()))
+    return [
+        Evidence(
+            "(a) amplifies", found.model, f"{what}, mean over layers", float(ds.emphasis.mean()),
+            f"{found.layers} layers, {n}", 0.0,
+            float(ds.emphasis_null_sd.mean()) / found.layers**0.5,
+        ),
+        *(
+            studies.reading(
+                ds.isel(layer=int(at)), "emphasis", "(a) amplifies", found.model,
+                f"{what}, {which} ({ds.layer.values[at]})", n,
+            )
+            for which, at in ends
+        ),
+    ]  # fmt: skip
+
+
+def matters(datasets: dict[str, xr.Dataset]) -> Dots:
+    return Dots(
+        title="Do heads with a larger share of the output matter more?",
+        caption=(
+            "Rank correlation over the heads of a layer between the share of the output's variance "
+            "and the cost of resampling the head (loss, or change of the output where there is no "
+            "loss), with intervals over documents. The band is two sd of shares dealt at random."
+        ),
+        axis="rank correlation of share and cost",
+        dots=[d for name, ds in datasets.items() for d in studies.by_layer(ds, "emphasis", name)],
+        zero=True,
+    )
 
 
 def attenuation(name: str, ds: xr.Dataset) -> Attenuation:

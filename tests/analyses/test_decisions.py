@@ -6,9 +6,13 @@ import inspect
 import pytest
 from verdicts import CLAIMS, Decision
 
+views = importlib.import_module("01_views")
 listing = importlib.import_module("02_listing")
 emphasis = importlib.import_module("03_emphasis")
+mixed = importlib.import_module("04_mixed")
 dimension = importlib.import_module("05_dimension")
+linear = importlib.import_module("06_linear")
+without = importlib.import_module("07_without_w_o")
 
 
 def test_every_claim_is_stated_in_both_languages_and_explained():
@@ -19,7 +23,7 @@ def test_every_claim_is_stated_in_both_languages_and_explained():
         assert any("가" <= letter <= "힣" for letter in about["korean"]), claim
 
 
-@pytest.mark.parametrize("script", [listing, emphasis, dimension])
+@pytest.mark.parametrize("script", [views, listing, emphasis, mixed, dimension, linear, without])
 def test_every_rule_says_what_confirms_and_what_refutes(script):
     words = inspect.getdoc(script.decide).lower()
     assert "confirmed" in words
@@ -47,12 +51,22 @@ def test_listing(separate, related, word):
 
 
 @pytest.mark.parametrize(
-    ("cancel", "add", "word"),
-    [(9, 0, "confirmed"), (5, 0, "depends"), (9, 1, "depends"), (0, 1, "refuted"),
-     (0, 0, "depends")],
-)  # fmt: skip
-def test_emphasis(cancel, add, word):
-    assert emphasis.decide([emphasis.Attenuation("model", 10, cancel, add)]).word == word
+    ("more", "less", "cancel", "add", "word", "on"),
+    [
+        (4, 0, 9, 0, "confirmed", ""),
+        (4, 0, 0, 1, "refuted", ""),
+        (4, 0, 9, 1, "depends", "the layer"),
+        (0, 0, 9, 0, "depends", "the half of the claim"),
+        (4, 1, 9, 0, "depends", "the half of the claim"),
+        (4, 0, 0, 0, "depends", "more text than was read"),
+    ],
+)
+def test_emphasis(more, less, cancel, add, word, on):
+    decision = emphasis.decide(
+        [emphasis.Emphasis("model", 6, more, less)],
+        [emphasis.Attenuation("model", 10, cancel, add)],
+    )
+    assert (decision.word, decision.on) == (word, on)
 
 
 @pytest.mark.parametrize(
@@ -67,3 +81,66 @@ def test_dimension(fits, wider, word):
     decision = dimension.decide(found)
     assert decision.word == word
     assert "1 of 6 layers of model" in decision.because
+
+
+@pytest.mark.parametrize(
+    ("kappa", "untrained", "selectivity", "word"),
+    [(0.5, 0.1, 0.2, "confirmed"), (0.1, 0.0, 0.2, "depends"), (0.5, 0.6, 0.2, "depends"),
+     (0.5, 0.1, -0.1, "depends"), (0.5, 0.0, float("inf"), "confirmed")],
+)  # fmt: skip
+def test_views(kappa, untrained, selectivity, word):
+    found = [
+        views.View("model", "syntax", 0.4, 0.14, 0.2, 0.1),
+        views.View("model", "position", kappa, 0.14, untrained, selectivity),
+    ]
+    decision = views.decide(found, dedicated=0.25)
+    assert decision.word == word
+    assert "25%" in decision.because
+    assert ("position" in decision.because) == (word == "depends")
+    nothing = [views.View("model", "syntax", 0.1, 0.14, 0.0, 0.1)]
+    assert views.decide(nothing, dedicated=0.0).word == "refuted"
+
+
+@pytest.mark.parametrize(
+    ("mixes", "gains", "word"),
+    [(20, 20, "confirmed"), (20, 1, "depends"), (1, 20, "depends"), (1, 1, "refuted")],
+)
+def test_mixed(mixes, gains, word):
+    once = [mixed.Mixing("model", 30, mixes, gains, 0)]
+    assert mixed.decide(once).word == ("refuted" if min(mixes, gains) < 3 else "confirmed")
+    both = [*once, mixed.Mixing("other", 30, 25, 25, 0)]
+    assert mixed.decide(both).word == ("confirmed" if word == "confirmed" else "depends")
+
+
+@pytest.mark.parametrize(
+    ("at_W_O", "later", "without_ffn", "word"),
+    [
+        (1e-7, {"mlp_in": 1e-6, "mlp_out": 0.1, "next_logits": 0.1}, [], "confirmed"),
+        (1e-7, {"mlp_in": 0.02, "mlp_out": 0.1}, [], "depends"),
+        (1e-7, {"mlp_out": 0.1}, ["XOR"], "depends"),
+        (1e-7, {"next_logits": 0.1}, [], "depends"),
+        (0.1, {"mlp_out": 0.1}, [], "refuted"),
+    ],
+)
+def test_linear(at_W_O, later, without_ffn, word):
+    assert linear.decide([linear.Interaction("model", at_W_O, later)], without_ffn).word == word
+
+
+@pytest.mark.parametrize(
+    ("nothing", "fixed", "word"),
+    [
+        ([(-0.3, -0.1), (-0.2, -0.1)], [(-0.3, -0.1), (-0.2, -0.1)], "confirmed"),
+        ([(-0.3, -0.1), (-0.1, 0.1)], [(-0.3, -0.1), (-0.1, 0.1)], "depends"),
+        ([(-0.3, -0.1), (-0.2, -0.1)], [(-0.1, 0.1), (0.0, 0.0)], "refuted"),
+        ([(-0.1, 0.1), (0.0, 0.0)], [(-0.3, -0.1), (-0.2, -0.1)], "refuted"),
+    ],
+)
+def test_without_W_O(nothing, fixed, word):
+    found = [
+        without.Comparison(f"task {n}", True, a, b)
+        for n, (a, b) in enumerate(zip(nothing, fixed, strict=True))
+    ]
+    assert without.decide(found).word == word
+    # what the full W_O does not learn either has no say
+    idle = without.Comparison("idle", False, (-0.5, -0.4), (-0.5, -0.4))
+    assert without.decide([*found, idle]).because == without.decide(found).because
