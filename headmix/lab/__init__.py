@@ -6,12 +6,14 @@ models whose heads are known without training.
 """
 
 from headmix.lab import planted
+from headmix.lab.cells import CELLS, QUICK, Cell, match
 from headmix.lab.equivalences import absorb_blocks, absorb_output, change_basis
-from headmix.lab.experiments import CELLS, QUICK, Cell, against, experiment, match
+from headmix.lab.experiments import against, experiment
 from headmix.lab.outputs import OUTPUTS, output_projection
+from headmix.lab.stack import Stack, build
 from headmix.lab.storage import open_model, save
 from headmix.lab.tasks import TASKS, Task
-from headmix.lab.training import Stack, Trained, build, train
+from headmix.lab.training import Trained, train
 from headmix.lab.transformer import VARIANTS, Config, Transformer
 
 __all__ = [

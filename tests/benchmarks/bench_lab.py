@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from headmix import lab
-from headmix.lab.training import Adam, Stack, losses
+from headmix.lab.stack import Adam, Stack
+from headmix.lab.training import losses
 
 WIDTH, HEADS, LAYERS, LENGTH, BATCH, TOKENS = 256, 8, 4, 128, 16, 512
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 import headmix as hm
 from headmix import lab
-from headmix.lab.experiments import ONE_HEAD
+from headmix.lab.cells import ONE_HEAD
 
 CELLS = (
     lab.Cell("threshold", steps=4, batch=4, learning_rates=(1e-3, 1e-2)),

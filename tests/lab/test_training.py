@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 import headmix as hm
 from headmix import lab
-from headmix.lab.training import Stack
+from headmix.lab.stack import Stack
 
 TASK = lab.TASKS["threshold"]()
 
