@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import studies
-import torch
 import xarray as xr
 from figures import Dot, Dots, number
 from verdicts import Decision, Evidence
@@ -104,7 +103,7 @@ def main() -> None:
         tokens=100 if chosen.quick else 400, interactions=100 if chosen.quick else 400,
         most_pairs=10 if chosen.quick else 30,
     )  # fmt: skip
-    models[ATTENTION_ONLY], sequences = attention_only(chosen.seed)
+    models[ATTENTION_ONLY], sequences = studies.lab_model("induction", "skip", chosen.seed)
     datasets = {}
     for name, model in models.items():
         read = sequences if name == ATTENTION_ONLY else text
@@ -130,18 +129,6 @@ def main() -> None:
         [interactions(datasets), solutions(accuracy)], {**datasets, "xor": xor},
         text=f"{described}; random bits for XOR", absent=absent,
     )  # fmt: skip
-
-
-def attention_only(seed: int) -> tuple[hm.AttentionModel, list[torch.Tensor]]:
-    """The model, and sequences of its task."""
-    (cell,) = (c for c in lab.CELLS if c.task == "induction" and c.architecture == "skip")
-    task = lab.TASKS["induction"]()
-    trained = lab.train(
-        cell.config("full"), task, seeds=[seed], learning_rates=cell.learning_rates,
-        steps=cell.steps, batch=cell.batch,
-    )  # fmt: skip
-    tokens, _ = task.draw(torch.Generator().manual_seed(seed), 50, "test")
-    return hm.load(trained.model()), list(tokens)
 
 
 def typical(ds: xr.Dataset, place: str, end: str = "") -> float:

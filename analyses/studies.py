@@ -28,6 +28,7 @@ from scipy import stats
 from verdicts import Decision, Evidence, Verdict, write
 
 import headmix as hm
+from headmix import lab
 
 ROOT = Path(__file__).parents[1]
 
@@ -86,6 +87,20 @@ def untrained(model: hm.AttentionModel, seed: int) -> hm.AttentionModel:
         torch.manual_seed(seed)
         twin = type(model.module)(model.module.config)
     return hm.load(twin.eval(), tokenizer=model.tokenizer, name=f"{model.name}, untrained")
+
+
+def lab_model(
+    task: str, architecture: str, seed: int
+) -> tuple[hm.AttentionModel, list[torch.Tensor]]:
+    """A small transformer with a full W_O, trained on a task of the lab, and sequences of it."""
+    (cell,) = (c for c in lab.CELLS if (c.task, c.architecture) == (task, architecture))
+    made = lab.TASKS[task]()
+    trained = lab.train(
+        cell.config("full"), made, seeds=[seed], learning_rates=cell.learning_rates,
+        steps=cell.steps, batch=cell.batch,
+    )  # fmt: skip
+    tokens, _ = made.draw(torch.Generator().manual_seed(seed), 200, "test")
+    return hm.load(trained.model()), list(tokens)
 
 
 def some_layers(model: hm.AttentionModel, most: int) -> list[str]:
