@@ -12,8 +12,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from headmix import lab, metrics
+    from headmix.activations import read_outs
     from headmix.comparison import compare
+    from headmix.controls import untrained
     from headmix.heads import Heads
+    from headmix.interventions import Interventions
     from headmix.laws import verify
     from headmix.layouts import Layout
     from headmix.measurement import measure
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 _HOME = {
     "AttentionModel": "headmix.model",
     "Heads": "headmix.heads",
+    "Interventions": "headmix.interventions",
     "Layout": "headmix.layouts",
     "NotApplicable": "headmix.registry",
     "catalogue": "headmix.registry",
@@ -38,14 +42,17 @@ _HOME = {
     "metrics": "headmix.metrics",
     "open_results": "headmix.results",
     "plot": "headmix.plots",
+    "read_outs": "headmix.activations",
     "report": "headmix.page",
     "save": "headmix.results",
+    "untrained": "headmix.controls",
     "verify": "headmix.laws",
 }
 
 __all__ = [
     "AttentionModel",
     "Heads",
+    "Interventions",
     "Layout",
     "NotApplicable",
     "catalogue",
@@ -57,8 +64,10 @@ __all__ = [
     "metrics",
     "open_results",
     "plot",
+    "read_outs",
     "report",
     "save",
+    "untrained",
     "verify",
 ]
 

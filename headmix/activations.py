@@ -5,7 +5,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -22,9 +22,11 @@ from headmix.blocks import find_blocks
 from headmix.capture import Batch, Probes, capture
 from headmix.files import whole_file
 from headmix.heads import ALL_LAYERS, Heads
+from headmix.labels import parse
 from headmix.model import AttentionModel
 from headmix.moments import Moments
-from headmix.packing import Batches
+from headmix.packing import SAMPLE, Batches
+from headmix.packing import batches as make_batches
 from headmix.readouts import LADDER, WATCHED, ReadOuts, empty, fill, nbytes, tensors
 
 
@@ -234,6 +236,42 @@ def accumulate(
     if checkpoint:
         state.write(checkpoint)
     return state.seen, interrupted()
+
+
+def read_outs(
+    model: AttentionModel,
+    labels: Any,
+    text: Any = None,
+    *,
+    layers: Sequence[str | int] | None = None,
+    folds: int = 5,
+    max_tokens: int | None = None,
+    sample: int = SAMPLE,
+    seed: int = 0,
+) -> dict[str, ReadOuts]:
+    """Sums of what labels can be read around each layer: what the metrics of probes take.
+
+    For work of one's own on the same sums; ``measure`` does this by itself.
+
+    Args:
+        model: a model that can be run.
+        labels, text, folds, max_tokens, seed: as for ``measure``.
+        layers: names or positions; all by default.
+        sample: labelled tokens that are kept themselves, and not only in sums.
+
+    Returns:
+        By layer, to be called as ``hm.metrics.probe_r2(model.heads(layer), found[layer])``.
+
+    Raises:
+        ValueError: text or labels that cannot be used.
+    """
+    names = model.layers if layers is None else [model.layer_name(n) for n in layers]
+    asked, text = parse(labels, text)
+    feed = make_batches(
+        model, text, folds=folds, max_tokens=max_tokens, labels=asked, sample=sample, seed=seed
+    )
+    heads = {name: model.heads(name) for name in names}
+    return accumulate(model, heads, feed, folds=folds, kinds=("read_outs",))[0].read_outs
 
 
 def _nothing_yet(

@@ -23,7 +23,7 @@ from headmix.registry import NotApplicable, metric
 POINTS = 4096
 
 _NOISE = (
-    "labels dealt anew: mean −p/(n_train − p − 2), p directions that the ridge leaves; sd to first "
+    "labels dealt anew: mean −p/(n_train − p − 2), p = tr H² for H = Σ(Σ + ridge)⁻¹; sd to first "
     "order in p/n" + INDEPENDENT
 )
 
@@ -303,7 +303,8 @@ def _selectivity(heads: Heads, outs: ReadOuts, name: str) -> tuple[Tensor, Tenso
     range=(-1, 1),
     null=_selectivity_null,
     null_text="0: the label is no easier than classes dealt at random to types of words; sd of two "
-    "shares of the tokens counted" + INDEPENDENT,
+    "shares of the tokens counted" + INDEPENDENT + ", up to a fifth too small, since folds share "
+    "the tokens that they are fitted on",
     invariant=("gauge", "rotation"),
     reference="Hewitt & Liang 2019: Designing and interpreting probes with control tasks",
 )
