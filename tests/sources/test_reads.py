@@ -21,7 +21,7 @@ def test_a_huge_entry_of_the_stream_does_not_pass_for_a_norm_in_between() -> Non
     module = tiny_model("llama")
     plain = hm.load(module).reads("L0").W_in
     with torch.no_grad():
-        module.embed_tokens.weight[:, 3] = 3e4  # where float32 is good to 0.002 only
+        module.embed_tokens.weight[:, 3] = 3e5  # where float32 is good to 0.03 only
     assert torch.equal(hm.load(module).reads("L0").W_in, plain)
 
 
