@@ -49,8 +49,8 @@ def decide(found: Sequence[View], dedicated: float) -> Decision:
     least = min((f.kappa for f in held), default=0.0)
     names = list(dict.fromkeys(f.label for f in found if not f.held))
     because = (
-        f"For {len(held)} of {len(found)} labels and models some head holds more of the label than "
-        "chance and than before training"
+        f"In {len(held)} of {len(found)} cases (a label in a model) some head holds more of it "
+        "than chance and than before training"
     )
     if held:
         because += (
@@ -94,7 +94,7 @@ def main() -> None:
     studies.publish(
         chosen, __file__, "C1", decide, decide(found, dedicated(trained)), evidence,
         [best_heads(dots), *(where(name, datasets[name]) for name in models)], datasets,
-        text=described, absent=absent,
+        text=described, absent=absent, labels=chosen.conllu,
     )  # fmt: skip
 
 
@@ -203,7 +203,10 @@ def where(name: str, ds: xr.Dataset) -> Heat:
     low = ds[f"{KAPPA}_low"].max("head").transpose("label", "layer").values
     return Heat(
         title=f"Where {name} holds its views",
-        caption="The lower end of the interval of κ of the best head of each layer.",
+        caption=(
+            "The lower end of the interval of κ, of the best head of each layer. Blank: nothing of "
+            "the label can be read there."
+        ),
         rows=ds.label.values.tolist(),
         columns=ds.layer.values.tolist(),
         cells=[[None if np.isnan(x) else max(0.0, float(x)) for x in row] for row in low],

@@ -91,7 +91,7 @@ def main() -> None:
         chosen, __file__, "C4", decide, decide([mixing(name, ds) for name, ds in trained.items()]),
         [e for name, ds in datasets.items() for e in numbers(name, ds)],
         [participation(datasets), *(f for name, ds in trained.items() for f in tables(name, ds))],
-        datasets, text=described, absent=absent,
+        datasets, text=described, absent=absent, labels=chosen.conllu,
     )  # fmt: skip
 
 

@@ -204,6 +204,7 @@ def publish(
     evidence: Sequence[Evidence],
     figures: Sequence[Figure],
     datasets: Mapping[str, xr.Dataset],
+    labels: Path | None = None,
     **about: Any,
 ) -> None:
     """Write the verdict with its figures, and the Datasets that it was read from.
@@ -211,12 +212,13 @@ def publish(
     Args:
         script: the analysis' own ``__file__``.
         rule: the function that decided; its docstring is the rule in words.
+        labels: the file that labels came from, if any.
         **about: the verdict's text, and models that are absent.
     """
     words = " ".join((inspect.getdoc(rule) or "").split())
     verdict = Verdict(
         claim, Path(script).stem, words, decision, evidence, figures,
-        seed=chosen.seed, quick=chosen.quick, **about,
+        seed=chosen.seed, quick=chosen.quick, labels=labels.name if labels else "", **about,
     )  # fmt: skip
     write(verdict, chosen.out)
     for name, dataset in datasets.items():

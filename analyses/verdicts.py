@@ -85,6 +85,7 @@ class Verdict:
         absent: models that were left out, with the reason.
         seed: of everything that is drawn.
         quick: whether it is a quick run, whose numbers are rough.
+        labels: the name of the CoNLL-U file that labels came from, if any.
     """
 
     claim: str
@@ -97,6 +98,7 @@ class Verdict:
     absent: Sequence[str] = ()
     seed: int = 0
     quick: bool = False
+    labels: str = ""
 
     @property
     def about(self) -> dict[str, Any]:
@@ -109,7 +111,8 @@ class Verdict:
 
     @property
     def command(self) -> str:
-        return f"python analyses/{self.slug}.py" + " --quick" * self.quick
+        labels = f" --conllu {self.labels}" if self.labels else ""
+        return f"python analyses/{self.slug}.py" + " --quick" * self.quick + labels
 
 
 def write(verdict: Verdict, folder: Path) -> None:
