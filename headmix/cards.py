@@ -104,6 +104,7 @@ def _header(ds: xr.Dataset, layer: str) -> Card:
         "notes": _attribute(ds, "notes").get(layer, []),
         "skipped": _skipped(ds, layer),
         "text": _text(ds, layer),
+        "causal": ds.attrs.get("causal", ""),
     }
     if not bool(at.valid):
         header["invalid"] = str(at.invalid_reason.item())

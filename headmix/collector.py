@@ -96,7 +96,7 @@ class Collector:
                     ds[name].attrs = _describe(metric, within=name != metric.name)
         labels = LABELS | {"layer_b": layers, "read_out": LADDER}
         if self.labelling is not None:
-            names = [s.name for s in self.labelling.sets if not s.control]
+            names = [s.name for s in self.labelling.labels]
             labels |= {"label": names, "label_b": names}
             ds["n_labelled"] = ((), self.labelling.n_tokens)
         for dim in map(str, ds.dims):
@@ -170,9 +170,9 @@ def _interval(metric: Metric, arguments: dict[str, Any], value: Any) -> dict[str
     except (NotApplicable, LinalgError):
         return {}
     low, high = interval(torch.as_tensor(value), [torch.as_tensor(r) for r in replicates])
-    if "heads" in arguments:  # a jackknife knows nothing of the range that a metric has
-        low, high = (end.clamp(*metric.bounds(arguments["heads"])) for end in (low, high))
-    return {"_low": low, "_high": high}
+    # a jackknife knows nothing of the range that a metric has
+    bounds = metric.bounds(arguments.get("heads"))
+    return {"_low": low.clamp(*bounds), "_high": high.clamp(*bounds)}
 
 
 def _array(value: Any) -> np.ndarray:

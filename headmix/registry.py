@@ -100,11 +100,14 @@ class Metric:
         low, high = ("∞" if b == float("inf") else f"{b}" for b in self.range)
         return f"[{low.replace('-inf', '−∞')}, {high}]"
 
-    def bounds(self, heads: Heads) -> tuple[float, float]:
-        """The range as numbers, its symbols filled in for one layer."""
-        H, d, D = heads.n_heads, heads.d_head, heads.d_model
+    def bounds(self, heads: Heads | None) -> tuple[float, float]:
+        """The range as numbers, its symbols filled in for one layer; open where that is unknown."""
         symbols: dict[str, float] = {"π/2": pi / 2, "ln 2": log(2)}
-        symbols |= {"d": d, "D": D, "H": H, "Dc": H * d, "min(Dc, D)": min(H * d, D)}
+        if heads is None:
+            symbols |= dict.fromkeys(("d", "D", "H", "Dc", "min(Dc, D)"), float("inf"))
+        else:
+            H, d, D = heads.n_heads, heads.d_head, heads.d_model
+            symbols |= {"d": d, "D": D, "H": H, "Dc": H * d, "min(Dc, D)": min(H * d, D)}
         low, high = (float(symbols[b] if isinstance(b, str) else b) for b in self.range)
         return low, high
 

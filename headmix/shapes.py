@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from headmix.collector import WITHIN_POSITION
-from headmix.registry import FROM_TEXT
+from headmix.registry import CAUSAL, FROM_TEXT
 
 #: Axes that count parts of a layer.
 UNITS = ("head", "kv_head")
@@ -31,6 +31,11 @@ def group_of(variable: xr.DataArray) -> str:
     """What a metric was measured on: "weights" or "text"."""
     needs = str(variable.attrs.get("needs", "")).split(", ")
     return "text" if {*FROM_TEXT} & {*needs} else "weights"
+
+
+def by_replacing(variable: xr.DataArray) -> bool:
+    """Whether heads were replaced to measure it."""
+    return bool({*CAUSAL} & {*str(variable.attrs.get("needs", "")).split(", ")})
 
 
 def counted_in(ds: xr.Dataset) -> str:

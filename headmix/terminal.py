@@ -121,6 +121,8 @@ def _facts(card: Mapping[str, Any], more: str = "") -> Text:
     text = Text(", ".join([*facts, more] if more else facts))
     if card["text"]:
         text.append(f"\n{_text(card['text'])}")
+    if card.get("causal"):
+        text.append(f"\nReplaced: {printable(card['causal'])}")
     for note in card["notes"]:
         text.append(f"\nNote: {printable(note)}")
     if "invalid" in card:

@@ -13,6 +13,7 @@ from headmix.collector import WITHIN_POSITION
 from headmix.shapes import (
     UNITS,
     Measured,
+    by_replacing,
     counted_in,
     group_of,
     is_directed,
@@ -52,7 +53,8 @@ def tables(ds: xr.Dataset) -> list[tuple[str, list[Row]]]:
     plain = metric_names(ds, within_position=False)
     parts = {
         "From the weights": [n for n in plain if group_of(ds[n]) == "weights"],
-        "On text": [n for n in plain if group_of(ds[n]) == "text"],
+        "On text": [n for n in plain if group_of(ds[n]) == "text" and not by_replacing(ds[n])],
+        "On text, when heads are replaced": [n for n in plain if by_replacing(ds[n])],
         "On text, what position explains taken out": metric_names(ds, within_position=True),
     }
     made = {heading: _rows(ds, names) for heading, names in parts.items()}
@@ -218,6 +220,7 @@ def provenance(ds: xr.Dataset) -> dict[str, str]:
         "labels": "labels that probes look for",
         "folds": "folds of documents",
         "plan": "pass over the text",
+        "causal": "heads replaced",
         "interrupted": "interrupted",
     }
     own = {label: str(ds.attrs[name]) for name, label in known.items() if name in ds.attrs}
