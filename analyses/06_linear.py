@@ -24,7 +24,7 @@ PLACES = {
     "attn_out": "behind W_O",
     "mlp_in": "behind the next norm",
     "mlp_out": "behind the feed-forward",
-    "next_logits": "in the attention logits of the next layer",
+    "next_logits": "in the next layer's logits",
 }
 
 METRIC = "cross_head_interaction_"

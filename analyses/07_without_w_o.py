@@ -56,7 +56,7 @@ def decide(found: Sequence[Comparison]) -> Decision:
     still = [f for f in worse if f.fixed[1] < 0]
     because = (
         f"Of {len(learned)} settings that the full W_O learns, models without it are clearly worse "
-        f"in {len(worse)}"
+        f"in {len(worse) or 'none'}"
     )
     if worse:
         because += f" ({'; '.join(f.setting for f in worse)}), and with a fixed random rotation "
@@ -88,9 +88,9 @@ def main() -> None:
 def better(setting: xr.Dataset, variant: str, than: str = "full") -> tuple[float, float, float]:
     """How much better a variant does: mean over seeds, and the 95 % t interval."""
     apart = lab.against(setting.expand_dims(["task", "architecture"]), than).squeeze()
-    sign = 1 if setting.unit == "accuracy" else -1  # of a loss, less is better
+    sign, most = (1, 1.0) if setting.unit == "accuracy" else (-1, math.inf)  # less loss is better
     at = apart.sel(variant=variant)
-    ends = sorted((sign * float(at.low), sign * float(at.high)))
+    ends = sorted(min(max(sign * float(end), -most), most) for end in (at.low, at.high))
     return sign * float(at.difference), ends[0], ends[1]
 
 

@@ -7,6 +7,7 @@ a table.
 """
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,9 @@ HERE = Path(__file__).parent
 
 #: Width of a figure: that of a phone, so that its letters stay readable there.
 WIDTH = 480
+
+#: What labels of rows take of it, at most: some thirty letters.
+LABELS = 200
 
 #: Marks of the first, second and third series: told apart by form as well as by colour.
 FORMS = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", "M-4-4h8v8h-8z", "M0-5L5 4H-5z")
@@ -106,23 +110,23 @@ class Dots(Figure):
 
     def draw(self) -> Element:
         lines = _lines(self.dots)
-        left = min(180, 16 + 6.6 * max(len(label) for label, dots in lines if dots))
-        top = _legend_height(self.series)
-        svg = _svg(self, top + 19 * len(lines) + 44)
+        left = min(LABELS, 16 + 6.6 * max(len(label) for label, dots in lines if dots))
+        top, n_series = _legend_height(self.series), max(1, len(self.series))
+        heights = [max(19, 9 * n_series + 6) if dots else 19 for _, dots in lines]
+        bottom = top + sum(heights) + 4
+        svg = _svg(self, bottom + 40)
         _legend(svg, self.series)
         reach = [x for dot in self.dots for x in dot.reach] + [0.0] * self.zero
         axis = _Axis(reach, left, WIDTH - 14, self.log)
-        bottom = top + 19 * len(lines) + 4
         axis.draw(svg, self.axis, top, bottom)
         for n, (label, dots) in enumerate(lines):
-            y = top + 19 * n + 13
+            y = top + sum(heights[:n]) + heights[n] / 2 + 3
             if not dots:
                 _text(svg, 4, y + 4, label, "heading")
                 continue
             _text(svg, left - 8, y + 4, label, "end")
             for dot in dots:
-                shift = (dot.series - (len(self.series) - 1) / 2) * 4 if len(dots) > 1 else 0
-                _draw_dot(svg, dot, axis, y + shift)
+                _draw_dot(svg, dot, axis, y + 9 * (dot.series - (n_series - 1) / 2))
         return svg
 
     def table(self) -> tuple[list[str], list[list[Any]]]:
@@ -187,16 +191,15 @@ class Heat(Figure):
     row_axis: str = field(default="")
 
     def draw(self) -> Element:
-        left = min(190, 16 + 6.6 * max(map(len, self.rows)))
+        left = min(LABELS, 16 + 6.6 * max(map(len, self.rows)))
         width = (WIDTH - 8 - left) / len(self.columns)
-        slanted = max(len(c) for c in self.columns) * 6 > width
-        top = (14 + 4.6 * max(map(len, self.columns))) if slanted else 24
+        names = [textwrap.wrap(name, max(3, int(width / 5.6))) for name in self.columns]
+        top = 13 * max(map(len, names)) + 8
         svg = _svg(self, top + 24 * len(self.rows) + 8)
-        for j, name in enumerate(self.columns):
-            x = left + (j + 0.5) * width
-            label = _text(svg, x, top - 6, name, "small" if slanted else "small middle")
-            if slanted:
-                label.set("transform", f"rotate(-40 {x:.1f} {top - 6:.1f})")
+        for j, parts in enumerate(names):
+            for k, part in enumerate(parts):
+                y = top - 6 - 13 * (len(parts) - 1 - k)
+                _text(svg, left + (j + 0.5) * width, y, part, "small middle")
         found = [abs(v) for row in self.cells for v in row if v is not None and math.isfinite(v)]
         most = max(found, default=1.0) or 1.0
         for i, (name, row) in enumerate(zip(self.rows, self.cells, strict=True)):
@@ -237,7 +240,8 @@ def number(value: float | None, digits: int = 3) -> str:
         mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
         mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
         raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-        return f"{mantissa}·10{raised}".replace("-", "−")
+        times = "" if mantissa == "1" else f"{mantissa}·"
+        return f"{times}10{raised}".replace("-", "−")
     if abs(value) >= 10**digits:
         return f"{value:.0f}".replace("-", "−")
     return f"{value:.{digits}g}".replace("-", "−")

@@ -131,7 +131,8 @@ def write(verdict: Verdict, folder: Path) -> None:
 def read(path: Path) -> Verdict:
     """A verdict as ``write`` left it."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    content = {f.name: content[f.name] for f in fields(Verdict)}  # the rest follows from these
+    known = {f.name for f in fields(Verdict)}
+    content = {name: value for name, value in content.items() if name in known}  # all else follows
     del content["decision"]["text"]
     content["decision"] = Decision(**content["decision"])
     content["evidence"] = [Evidence(**e) for e in content["evidence"]]

@@ -92,6 +92,22 @@ def test_what_is_committed_follows_from_the_committed_verdicts(tmp_path):
             assert len(drawn.encode()) < 200_000
 
 
+def test_no_letter_of_a_committed_figure_is_cut_off(visit, tmp_path):
+    reports = ANALYSES.parent / "reports"
+    verdicts = [read(path) for path in sorted(reports.glob("0*.json"))]
+    if not verdicts:
+        pytest.skip("no verdicts are kept in reports")
+    (tmp_path / "page.html").write_text(claims.page(verdicts))
+    page = visit(tmp_path / "page.html")
+    for text in page.locator("figure svg text").all():
+        box = text.evaluate("""e => {
+            const inner = e.getBoundingClientRect();
+            const outer = e.ownerSVGElement.getBoundingClientRect();
+            return [inner.left - outer.left, outer.right - inner.right, inner.top - outer.top]
+        }""")
+        assert min(box) > -1, text.text_content()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 360])
 def test_the_page_shows_everything_and_asks_for_nothing(visit, built, scheme, width):
