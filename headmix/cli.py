@@ -198,7 +198,7 @@ def compare(
         typer.Option(
             metavar="HOW",
             help="Compare heads of the same 'index', or of models those whose write subspaces "
-            "'overlap' most.",
+            "'overlap' most, or whose outputs on --text are most alike by 'cka'.",
         ),
     ] = "index",
     any_processing: Annotated[

@@ -1,25 +1,19 @@
 """compare: what differs between two runs, head by head."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
-from jaxtyping import Float, Int
-from scipy.optimize import linear_sum_assignment
+from jaxtyping import Int
 
-from headmix import linalg
 from headmix.collector import BESIDE
-from headmix.heads import Heads
+from headmix.matching import MATCHES, Order, by_index, matched, what_changed
 from headmix.measurement import measure
 from headmix.model import AttentionModel
 from headmix.shapes import aligned, metric_names
 from headmix.sources import load
-
-#: How heads of the two models can find each other.
-MATCHES = ("index", "overlap")
 
 
 def compare(
@@ -37,7 +31,9 @@ def compare(
             a model; then both are measured alike.
         match: which heads are compared. "index": those of the same number. "overlap": within each
             layer those that write into the same subspaces, by the assignment that makes the sum of
-            overlaps largest (KV groups as wholes); needs models, since runs hold no weights.
+            ``projection_kernel`` largest (KV groups as wholes). "cka": those whose outputs on the
+            text are alike, likewise by debiased ``cka``; both models must read the same token ids.
+            The last two need models, since runs hold no weights.
         any_processing: compare also where only one of the two was folded.
         **options: passed to ``measure``, for models.
 
@@ -59,17 +55,18 @@ def compare(
     if match not in MATCHES:
         raise ValueError(f"match must be one of {', '.join(MATCHES)}, got {match!r}")
     models = [None if isinstance(x, xr.Dataset) else _loaded(x) for x in (a, b)]
-    if match != "index" and None in models:
+    both = None if models[0] is None or models[1] is None else (models[0], models[1])
+    if match != "index" and both is None:
         raise ValueError(f"match={match!r} needs both models: a run holds no weights")
     runs = [
         aligned(x if model is None else measure(model, **options))
         for x, model in zip((a, b), models, strict=True)
     ]
     _need_alike(*runs, any_processing=any_processing)
-    order, between = _matched(models, runs, match)
+    order = matched(both, runs[0], match, options) if both else by_index(runs[0])
     ds = _differences(runs[0], _reordered(runs[1], order))
     ds["match"] = (("layer", "head"), order)
-    for name, (title, formula, values) in between.items():
+    for name, (title, formula, values) in (what_changed(both, ds) if both else {}).items():
         attrs = {"title": title, "formula": formula, "family": "comparison", "needs": "heads"}
         blank = {"units": "", "null": "none known", "invariant": "", "reference": "", "doc": ""}
         ds[name] = (("layer", "head"), values, blank | {"range": "[0, ∞]"} | attrs)
@@ -103,90 +100,6 @@ def _need_alike(a: xr.Dataset, b: xr.Dataset, *, any_processing: bool) -> None:
         raise ValueError(
             f"heads or their KV groups differ: layers × heads are {shapes[0]} and {shapes[1]}"
         )
-
-
-Order = Int[np.ndarray, "layer head"]
-
-
-def _matched(
-    models: Sequence[AttentionModel | None], runs: Sequence[xr.Dataset], match: str
-) -> tuple[Order, dict[str, tuple[str, str, np.ndarray]]]:
-    """Which head of B stands for each head of A, and what the weights of the two say."""
-    layers, groups = runs[0].layer.values.tolist(), runs[0].kv_of_head.values
-    order = np.tile(np.arange(groups.shape[1]), (len(layers), 1))
-    if models[0] is None or models[1] is None:
-        return order, {}
-    found = {
-        "write_change": ("Change of W_O", "‖W_O^B − W_O^A‖_F / ‖W_O^A‖_F"),
-        "ov_change": ("Change of the OV matrix", "‖M^B − M^A‖_F / ‖M^A‖_F, M = W_V W_O"),
-        "write_overlap": ("Overlap of a head with its match", "tr(P_A P_B) / √(d_A d_B)"),
-    }
-    values = {name: np.full(groups.shape, np.nan) for name in found}
-    for i, layer in enumerate(layers):
-        if not all(ds.valid.values[i] for ds in runs):
-            continue
-        heads = [model.heads(layer) for model in models if model is not None]
-        if heads[0].W_O.shape != heads[1].W_O.shape:
-            raise ValueError(
-                f"{layer}: W_O is {list(heads[0].W_O.shape)} in one model and "
-                f"{list(heads[1].W_O.shape)} in the other"
-            )
-        overlap = _overlaps(*heads)
-        H = heads[0].n_heads
-        if match == "overlap":
-            order[i, :H] = _assigned(overlap.numpy(), np.array(heads[0].kv_of_head))
-        values["write_overlap"][i, :H] = overlap[range(H), order[i, :H]]
-        values["write_change"][i, :H] = _change(heads[0].W_O, heads[1].W_O[order[i, :H]])
-        if all(h.W_V is not None for h in heads):
-            values["ov_change"][i, :H] = _ov_change(heads[0], heads[1], order[i, :H])
-    return order, {name: (*about, values[name]) for name, about in found.items()}
-
-
-def _overlaps(a: Heads, b: Heads) -> Float[torch.Tensor, "head head_b"]:
-    """The projection kernel of every head of one model with every head of the other."""
-    Q_a, Q_b = a.write_basis, b.write_basis
-    H, k, _ = Q_a.Q.shape
-    inner = (Q_a.Q.flatten(0, 1) @ Q_b.Q.flatten(0, 1).T).reshape(H, k, H, -1)
-    norm = (Q_a.rank[:, None] * Q_b.rank[None, :]).sqrt()
-    return inner.square().sum((1, 3)) / norm
-
-
-def _assigned(
-    overlap: Float[np.ndarray, "head head_b"], kv_of_head: Int[np.ndarray, "head"]
-) -> Int[np.ndarray, "head"]:
-    """The heads of B that make the sum of overlaps largest, KV groups going as wholes."""
-    members = [np.flatnonzero(kv_of_head == g) for g in range(kv_of_head.max() + 1)]
-    n = len(members)
-    within: dict[tuple[int, int], np.ndarray] = {}
-    score = np.full((n, n), -np.inf)
-    overlap = np.nan_to_num(overlap)
-    for i, mine in enumerate(members):
-        for j, theirs in enumerate(members):
-            if len(mine) == len(theirs):
-                pairs = overlap[np.ix_(mine, theirs)]
-                _, columns = linear_sum_assignment(pairs, maximize=True)
-                within[i, j] = theirs[columns]
-                score[i, j] = pairs[range(len(mine)), columns].sum()
-    order = np.empty_like(kv_of_head)
-    for i, j in zip(*linear_sum_assignment(score, maximize=True), strict=True):
-        order[members[i]] = within[int(i), int(j)]
-    return order
-
-
-def _change(
-    before: Float[torch.Tensor, "head m n"], after: Float[torch.Tensor, "head m n"]
-) -> Float[np.ndarray, "head"]:
-    norm = torch.linalg.matrix_norm
-    return (norm(after - before) / norm(before)).numpy()
-
-
-def _ov_change(a: Heads, b: Heads, order: Int[np.ndarray, "head"]) -> Float[np.ndarray, "head"]:
-    """‖M^B − M^A‖ from the product of ``[W_V^A, W_V^B]`` and ``[−W_O^A; W_O^B]``, factored."""
-    readers = torch.cat([a.values[a.kv_index], b.values[b.kv_index][order]], -1)
-    writers = torch.cat([-a.W_O, b.W_O[order]], 1)
-    small = linalg.triangular_factor(readers) @ linalg.triangular_factor(writers.mT).mT
-    norm = torch.linalg.matrix_norm
-    return (norm(small) / norm(a.ov_reader)).numpy()
 
 
 def _reordered(ds: xr.Dataset, order: Order) -> xr.Dataset:

@@ -1,5 +1,6 @@
 """compare: differences of runs, and heads that are matched where they were shuffled."""
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from architectures import tiny_model
 from commands import fails, headmix
 from small import WeightsOnly, small_model
 
@@ -71,6 +73,28 @@ def test_shuffled_heads_find_each_other_within_their_groups() -> None:
         assert name == "group_overlap" or float(np.nanmax(np.abs(by_index[name]))) > 0.01, name
 
 
+def test_heads_that_do_the_same_find_each_other_by_what_they_do() -> None:
+    module = tiny_model("bert")
+    other = copy.deepcopy(module)
+    order = torch.tensor([2, 0, 3, 1])
+    layer = other.encoder.layer[0].attention
+    d = module.config.hidden_size // len(order)
+    rows = (order[:, None] * d + torch.arange(d)).flatten()
+    with torch.no_grad():
+        for part in (layer.self.query, layer.self.key, layer.self.value):
+            part.weight.copy_(part.weight[rows])
+            part.bias.copy_(part.bias[rows])
+        layer.output.dense.weight.copy_(layer.output.dense.weight[:, rows])
+    text = [torch.randint(5, 30, (40,)) for _ in range(6)]
+    options = {"text": text, "metrics": ["cka", "ov_stable_rank"], "folds": 2}
+    ds = hm.compare(module, other, match="cka", **options)
+    assert ds.match.sel(layer="L0").values.tolist() == order.argsort().tolist()
+    assert ds.match.sel(layer="L1").values.tolist() == [0, 1, 2, 3]
+    assert float(np.abs(ds.cka).max()) < 1e-6
+    with pytest.raises(ValueError, match="matched by cka on a text: name one"):
+        hm.compare(module, other, match="cka", metrics=["ov_stable_rank"])
+
+
 def test_the_ov_matrix_does_not_change_with_the_gauge_and_w_o_does() -> None:
     ds = hm.compare(small_model(), changed(small_model(), rotated_within_heads))
     assert float(ds.ov_change.max()) < 1e-5
@@ -119,7 +143,7 @@ def test_what_cannot_be_compared_is_said() -> None:
         hm.compare(small_model(), small_model(d_model=24))
     with pytest.raises(ValueError, match="a run holds no weights"):
         hm.compare(small, small_model(), match="overlap")
-    with pytest.raises(ValueError, match="one of index, overlap, got 'names'"):
+    with pytest.raises(ValueError, match="one of index, overlap, cka, got 'names'"):
         hm.compare(small, small, match="names")
     twice = hm.compare(small, small)
     with pytest.raises(ValueError, match="is a comparison itself"):
