@@ -23,12 +23,14 @@ R2 = "loo_r2_within_position"
 
 @dataclass(frozen=True)
 class Listing:
-    """One model: its layers, those in which only a head's own blocks moved, and those in which
-    heads are related: the whole interval of total correlation lies beyond two sd of its null."""
+    """One model: its layers, those in which only a head's own blocks moved; layers measured on
+    text, those in which heads are related: the whole interval of total correlation lies beyond two
+    sd of its null."""
 
     model: str
     layers: int
     separate: int
+    measured: int
     related: int
 
 
@@ -41,7 +43,9 @@ def decide(found: Sequence[Listing]) -> Decision:
             f"{f.layers - f.separate} of {f.layers} layers of {f.model}" for f in moved
         )
         return Decision("refuted", f"In {where} the values of one head moved another's block.")
-    layers, related = sum(f.layers for f in found), sum(f.related for f in found)
+    layers, measured, related = (
+        sum(getattr(f, n) for f in found) for n in ("layers", "measured", "related")
+    )
     apart = (
         f"In each of {layers} layers, shifting one head's values moved that head's own blocks of "
         "the concatenation and no other"
@@ -51,7 +55,7 @@ def decide(found: Sequence[Listing]) -> Decision:
     return Decision(
         "depends",
         f"{apart}. On text, though, their outputs tell of each other, beyond what unrelated "
-        f"heads would show, in {related} of {layers} layers: all heads read the same stream.",
+        f"heads would show, in {related} of {measured} layers: all heads read the same stream.",
         on="what influence means: no head acts on another before W_O, but they are not independent",
     )
 
@@ -67,7 +71,7 @@ def main() -> None:
         check = hm.verify(model)
         datasets[name] = ds = hm.measure(
             model, text, metrics=["total_correlation", "loo_r2"], within_position=True,
-            max_tokens=8_000 if chosen.quick else None, seed=chosen.seed,
+            layers=studies.some_layers(model, 10), max_tokens=8_000 if chosen.quick else None, seed=chosen.seed,
         )  # fmt: skip
         found.append(listing(name, check, ds))
         evidence += numbers(found[-1], ds)
@@ -82,7 +86,8 @@ def main() -> None:
 def listing(name: str, check: Any, ds: xr.Dataset) -> Listing:
     bound = ds.total_correlation_null_mean + 2 * ds.total_correlation_null_sd
     related = int((ds.total_correlation_low > bound).sum())
-    return Listing(name, len(check.rows), sum(row.independent for row in check.rows), related)
+    return Listing(name, len(check.rows), sum(row.independent for row in check.rows),
+                   ds.sizes["layer"], related)  # fmt: skip
 
 
 def numbers(found: Listing, ds: xr.Dataset) -> list[Evidence]:

@@ -43,8 +43,8 @@ def test_a_decision_that_depends_says_on_what():
     [(6, 0, "confirmed"), (5, 0, "refuted"), (5, 6, "refuted"), (6, 1, "depends")],
 )
 def test_listing(separate, related, word):
-    untouched = listing.Listing("other", 2, 2, 0)
-    found = [listing.Listing("model", 6, separate, related), untouched]
+    untouched = listing.Listing("other", 2, 2, 2, 0)
+    found = [listing.Listing("model", 6, separate, 6, related), untouched]
     decision = listing.decide(found)
     assert decision.word == word
     assert ("1 of 6 layers of model" in decision.because) == (separate < 6)
