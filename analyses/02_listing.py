@@ -71,7 +71,8 @@ def main() -> None:
         check = hm.verify(model)
         datasets[name] = ds = hm.measure(
             model, text, metrics=["total_correlation", "loo_r2"], within_position=True,
-            layers=studies.some_layers(model, 10), max_tokens=8_000 if chosen.quick else None, seed=chosen.seed,
+            layers=studies.some_layers(model, 10),
+            max_tokens=8_000 if chosen.quick else None, seed=chosen.seed,
         )  # fmt: skip
         found.append(listing(name, check, ds))
         evidence += numbers(found[-1], ds)

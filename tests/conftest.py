@@ -1,6 +1,7 @@
 """Shapes and types in headmix's signatures are checked while the tests run."""
 
 import torch
+from chromium import browser, visit  # noqa: F401  fixtures of the tests that need a browser
 from jaxtyping import install_import_hook
 
 install_import_hook("headmix", "beartype.beartype")

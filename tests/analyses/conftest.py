@@ -3,6 +3,4 @@
 import sys
 from pathlib import Path
 
-from chromium import browser, visit  # noqa: F401  fixtures
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "analyses"))
