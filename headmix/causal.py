@@ -169,15 +169,15 @@ class Runs:
 
         for kind, work in self.work.items():
             for n, run in enumerate(self.text[kind]):
-                last = number + len(self.heads)
-                if self.found.steps >= last:
-                    number = last
-                    continue
-                stages[kind].enter(run, n)
+                entered = False
                 for layer in self.heads:
                     number += 1
                     if self.found.steps >= number:
+                        self.forwards += len(work.work(layer))
                         continue
+                    if not entered:
+                        stages[kind].enter(run, n)
+                        entered = True
                     self._step(kind, work, layer, ran)
                     self.found.steps = number
                     if after():
