@@ -21,7 +21,7 @@ from headmix.activations import (
 )
 from headmix.capture import Batch
 from headmix.effects import Effects, Interactions, units
-from headmix.excerpt import RULE, Excerpt, Pool, excerpt
+from headmix.excerpt import RULE, Excerpt, Pass, Pool, excerpt
 from headmix.files import whole_file
 from headmix.heads import Heads, NotApplicable
 from headmix.interaction import Interaction
@@ -107,10 +107,10 @@ class Runs:
         }[self.stage.read.objective]
         said = (
             f"{', '.join(ablation.replacements)} of {sum(h.n_heads for h in self.heads.values())} "
-            f"heads on {text.n_tokens} tokens of {text.n_documents} documents, {looked_at}"
+            f"heads on {text}, {looked_at}"
         )
         if (short := self.text.get("interactions")) is not None:
-            said += f"; pairs on {short.n_tokens} tokens of {short.n_documents} documents"
+            said += f"; pairs on {short}"
         return f"{said}; {self.total} forward passes, each from a layer on"
 
     @property
@@ -158,9 +158,6 @@ class Runs:
         stages = {"effects": self.stage}
         if (pairs := self.work.get("interactions")) is not None:
             stages["interactions"] = pairs.stage
-        ablation = self.work["effects"]
-        if "mean" in getattr(ablation, "replacements", ()):
-            self.stage.find_means(self.text["effects"])
         number, total = 0, self.total
 
         def ran() -> None:
@@ -175,13 +172,24 @@ class Runs:
                     if self.found.steps >= number:
                         self.forwards += len(work.work(layer))
                         continue
-                    if not entered:
-                        stages[kind].enter(run, n)
+                    if not entered and getattr(self.found, kind):
+                        self._enter(kind, stages[kind], run, n)
                         entered = True
                     self._step(kind, work, layer, ran)
                     self.found.steps = number
                     if after():
                         return
+
+    def _enter(self, kind: str, stage: Stage, run: Pass, number: int) -> None:
+        """Begin a pass; where that is not possible, no layer can be measured, and why is noted."""
+        try:
+            replacements = getattr(self.work[kind], "replacements", ())
+            if "mean" in replacements and not stage.means:
+                stage.find_means(self.text[kind])
+            stage.enter(run, number)
+        except NotApplicable as reason:
+            self.found.unseen[kind] = dict.fromkeys(self.heads, str(reason))
+            getattr(self.found, kind).clear()
 
     def _step(
         self, kind: str, work: Ablation | Interaction, layer: str, ran: Callable[[], None]

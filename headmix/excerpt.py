@@ -23,6 +23,9 @@ from headmix.tokens import Window
 #: Windows are drawn from this many times the tokens that are wanted, and from no fewer than these.
 POOL, FEWEST = 20, 40_000
 
+#: Batches a fold that are taken where they do not say which of their tokens count.
+UNNAMED = 4
+
 RULE = (
     "Windows were drawn at random, one a document before any gives a second, and cut where no "
     "other document has one as long. Resampling takes z of a window of another document, cut to "
@@ -81,6 +84,10 @@ class Excerpt:
 
     def __len__(self) -> int:
         return len(self.passes)
+
+    def __str__(self) -> str:
+        tokens = f"{self.n_tokens} tokens" if self.n_tokens else "all tokens"
+        return f"{tokens} of {self.n_documents} documents"
 
     @property
     def can_resample(self) -> bool:
@@ -213,7 +220,7 @@ def _of_batches(given: Sequence[Batch], tokens: int, folds: int) -> Excerpt:
     passes: list[Pass] = []
     seen = 0
     for n, batch in enumerate(given):
-        if passes and seen >= tokens:
+        if passes and (seen >= tokens or (not seen and n >= UNNAMED * folds)):
             break
         seen += batch.tokens
         documents = torch.zeros(folds, dtype=torch.float64)

@@ -561,6 +561,29 @@ def test_what_cannot_be_run_has_a_reason() -> None:
         head_ablation(effects)
 
 
+def test_images_are_resampled_from_the_next() -> None:
+    model = hm.load(tiny_model("vit"))
+    images = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    options = Interventions(interactions=10)
+    ds = hm.measure(model, images, folds=3, causal=options, metrics=["head_ablation"])
+    assert ds.head_ablation.min() > 1e-4
+    assert "all tokens of 6 documents" in ds.attrs["causal"]
+
+
+def test_what_has_no_output_for_each_token_keeps_the_rest() -> None:
+    class Summary(Encoder):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            return super().forward(input_ids, attention_mask).mean(1)
+
+    model = hm.load(Summary().eval())
+    ds = hm.measure(
+        model, documents(), folds=FOLDS, max_length=16, metrics=["head_ablation", "head_norm"]
+    )
+    assert "head_ablation" not in ds
+    assert "tokens are regrouped on the way" in ds.attrs["skipped"]
+    assert ds.head_norm.notnull().all()
+
+
 def test_units_are_heads_groups_and_pairs() -> None:
     heads = Heads(W_O=torch.ones(3, 1, 4), kv_of_head=(0, 0, 0))
     assert units(heads).sum(1).tolist() == [1, 1, 1, 3]
