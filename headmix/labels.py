@@ -296,6 +296,11 @@ class Labelling:
         return sum(s.width for s in self.sets)
 
     @property
+    def labels(self) -> list[LabelSet]:
+        """Those that are no control tasks."""
+        return [s for s in self.sets if not s.control]
+
+    @property
     def description(self) -> str:
         """The labels in words, for results."""
         kinds = [
