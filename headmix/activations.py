@@ -203,21 +203,21 @@ def accumulate(
         ValueError: no batches, or a checkpoint that is none or is of another run.
         OSError: the checkpoint cannot be written.
     """
-    identity = _identity(model, heads, folds, positions, kinds, batches)
+    identity = identity_of(model, heads, folds, positions, kinds, batches)
     state = _State.read(checkpoint, identity) if checkpoint else None
     seen, digest = 0, ""
     saved = time.monotonic()
-    with _interrupt() as interrupted:
+    with interruptible() as interrupted:
         for number, batch in enumerate(batches):
             seen += batch.tokens
-            digest = _chain(digest, batch)
+            digest = chained(digest, batch)
             if state is None:
                 nothing = _nothing_yet(model, heads, batch, folds, positions, kinds)
                 state = _State(identity, nothing)
             if "read_outs" in kinds and state.seen.probes is None:
                 _probe(model, heads, batch, batches, folds, state)
             if number + 1 == state.batches and digest != state.digest:
-                raise _another_run(checkpoint)
+                raise another_run(checkpoint)
             if number < state.batches:
                 continue
             state.seen.add(model, heads, batch)
@@ -232,7 +232,7 @@ def accumulate(
     if state is None:
         raise ValueError("there is not one batch to run")
     if state.digest != digest:
-        raise _another_run(checkpoint)  # it holds more batches than there are
+        raise another_run(checkpoint)  # it holds more batches than there are
     if checkpoint:
         state.write(checkpoint)
     return state.seen, interrupted()
@@ -342,7 +342,7 @@ def _probe(
     state.seen.probes = Probes(labelling, blocks, found)
 
 
-def _identity(
+def identity_of(
     model: AttentionModel,
     heads: Mapping[str, Heads],
     folds: int,
@@ -355,23 +355,23 @@ def _identity(
     about = (model.name, model.processing, folds, positions, sorted(kinds), labels)
     digest = hashlib.sha256(repr(about).encode())
     for name, h in heads.items():
-        digest.update(name.encode() + _bytes(h.W_O))
+        digest.update(name.encode() + bytes_of(h.W_O))
     module = model.module or nn.Module()
     for name, weight in [*module.named_parameters(), *module.named_buffers()]:
         digest.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
         if type(weight.data) is Tensor and not weight.is_meta:
             # a sample: training moves every number, and all of them would take minutes to hash
-            digest.update(_bytes(weight.data.flatten()[:: weight.numel() // 1000 + 1]))
+            digest.update(bytes_of(weight.data.flatten()[:: weight.numel() // 1000 + 1]))
     return digest.hexdigest()
 
 
-def _chain(before: str, batch: Batch) -> str:
+def chained(before: str, batch: Batch) -> str:
     """A hash of all batches so far, the last of which is given."""
     digest = hashlib.sha256(f"{before} {batch.fold} {batch.documents}".encode())
 
     def add(part: Any) -> None:
         if isinstance(part, Tensor):
-            digest.update(f"{part.dtype} {list(part.shape)}".encode() + _bytes(part))
+            digest.update(f"{part.dtype} {list(part.shape)}".encode() + bytes_of(part))
         elif isinstance(part, Mapping):
             for key in sorted(part):
                 add(key)
@@ -386,12 +386,12 @@ def _chain(before: str, batch: Batch) -> str:
     return digest.hexdigest()
 
 
-def _bytes(values: Tensor) -> bytes:
+def bytes_of(values: Tensor) -> bytes:
     plain = values.detach().to("cpu").contiguous().flatten()
     return plain.view(torch.uint8).numpy().tobytes()
 
 
-def _another_run(path: Path | None) -> ValueError:
+def another_run(path: Path | None) -> ValueError:
     return ValueError(
         f"{path} is the checkpoint of another run (other model, layers, text or folds): "
         "remove it, or name another one"
@@ -449,7 +449,7 @@ class _State:
         except SafetensorError as reason:
             raise ValueError(f"{path} is not a checkpoint of headmix: {reason}") from reason
         if about.get("identity") != identity:
-            raise _another_run(path)
+            raise another_run(path)
         parts: dict[str, dict[str, dict[str, Tensor]]] = {
             "moments": {}, "attention": {}, "read_outs": {}
         }  # fmt: skip
@@ -468,7 +468,7 @@ class _State:
 
 
 @contextmanager
-def _interrupt() -> Iterator[Callable[[], bool]]:
+def interruptible() -> Iterator[Callable[[], bool]]:
     """Turns a first SIGINT into a flag that is looked at between batches."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

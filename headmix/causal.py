@@ -13,11 +13,11 @@ from torch import Tensor
 
 from headmix.ablation import Ablation
 from headmix.activations import (
-    _another_run,
-    _bytes,
-    _chain,
-    _identity,
-    _interrupt,
+    another_run,
+    bytes_of,
+    chained,
+    identity_of,
+    interruptible,
 )
 from headmix.capture import Batch
 from headmix.effects import Effects, Interactions, units
@@ -138,13 +138,13 @@ class Runs:
         model, folds = self.stage.model, next(iter(self.found.effects.values())).n_folds
         about = repr((self.options, self.stage.read.seed, sorted(self.work)))
         digest = hashlib.sha256(
-            _identity(model, self.heads, folds, 0, [about], self.batches).encode()
+            identity_of(model, self.heads, folds, 0, [about], self.batches).encode()
         )
         for kind, text in self.text.items():
             chain = kind
             for run in text:
-                chain = _chain(chain, Batch((run.inputs, run.donor)))
-                digest.update(_bytes(run.fold))
+                chain = chained(chain, Batch((run.inputs, run.donor)))
+                digest.update(bytes_of(run.fold))
             digest.update(chain.encode())
         return digest.hexdigest()
 
@@ -227,7 +227,7 @@ def intervene(
     if checkpoint is not None:
         _read(checkpoint, identity, runs.found)
     saved = time.monotonic()
-    with _interrupt() as interrupted:
+    with interruptible() as interrupted:
 
         def after() -> bool:
             nonlocal saved
@@ -272,7 +272,7 @@ def _read(path: Path, identity: str, found: Found) -> None:
     except SafetensorError as reason:
         raise ValueError(f"{path} is not a checkpoint of headmix: {reason}") from reason
     if about.get("identity") != identity:
-        raise _another_run(path)
+        raise another_run(path)
     parts: dict[tuple[str, str], dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         kind, _, rest = key.partition("/")
