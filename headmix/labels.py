@@ -286,8 +286,8 @@ class Labelling:
     """
 
     sets: tuple[LabelSet, ...]
-    codes: Sequence[Float[np.ndarray, "token set"]]
-    row: Sequence[Int[np.ndarray, "token"]]
+    codes: Sequence[Float[np.ndarray, "_ set"]]
+    row: Sequence[Int[np.ndarray, "_"]]
     rows: int
     n_tokens: int
 
