@@ -39,6 +39,7 @@ MISSING = (
     "the block around this layer does not show what its feed-forward adds",
     "no layer of the same stream comes next",
     "the next layer hands out no attention weights, from which its logits are read",
+    "tokens are regrouped there, so that they cannot be told apart",
 )
 
 

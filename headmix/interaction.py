@@ -19,7 +19,7 @@ from headmix.stage import Stage
 LOGITS = 2**21
 
 #: Codes of ``MISSING``.
-NO_MLP_IN, NO_MLP_OUT, NO_NEXT, NO_PATTERN = range(1, len(MISSING))
+NO_MLP_IN, NO_MLP_OUT, NO_NEXT, NO_PATTERN, REGROUPED = range(1, len(MISSING))
 
 
 class Interaction:
@@ -83,8 +83,8 @@ class Interaction:
                 ran()
                 if not heads:
                     clean = found
-                    if reader.patternless:
-                        self.missing[layer][list(READ_OUTS).index("next_logits")] = NO_PATTERN
+                    for r, code in reader.dropped.items():
+                        self.missing[layer][list(READ_OUTS).index(r)] = code
                     sums = self.nothing(layer)
                     sums.clean(reader.fold["attn_out"], stage.run.documents)
                     for r, value in clean.items():
@@ -134,7 +134,7 @@ class _Reader:
         self.seen: dict[str, Tensor] = {}
         self.fold: dict[str, Tensor] = {}
         self.visible: Tensor | None = None
-        self.patternless = False
+        self.dropped: dict[str, int] = {}
 
     def watching(self) -> AbstractContextManager[Any]:
         """Watch all that is read; heads are resampled as ``read`` says."""
@@ -166,18 +166,33 @@ class _Reader:
         if set(self.read_outs) <= set(self.seen):
             raise Enough
 
+    def _drop(self, name: str, code: int) -> None:
+        """A read-out turns out not to be had; the others go on."""
+        self.dropped[name] = code
+        self.read_outs.remove(name)
+        self._end()
+
     def _see(self, name: str, value: Tensor) -> None:
+        if name in self.dropped:
+            return
         run, stream = self.stage.run, self.stage.heads[self.layer].stream
-        keep = run.kept(stream, tuple(value.shape))
+        value = _by_row(value, run.keep.get(stream))
+        try:
+            keep = run.kept(stream, tuple(value.shape))
+        except NotApplicable:
+            if name == "attn_out":
+                raise
+            self._drop(name, REGROUPED)
+            return
         self.fold[name] = run.folds_of(keep)
         self.seen[name] = value[keep.to(value.device)]
         self._end()
 
     def _see_pattern(self, pattern: Tensor | NotApplicable) -> None:
+        if "next_logits" in self.dropped:
+            return
         if isinstance(pattern, NotApplicable):
-            self.patternless = True
-            self.read_outs.remove("next_logits")
-            self._end()
+            self._drop("next_logits", NO_PATTERN)
             return
         run, stream = self.stage.run, self.stage.heads[self.layer].stream
         keep = run.kept(stream, (pattern.shape[0], pattern.shape[2], 1))
@@ -189,6 +204,14 @@ class _Reader:
         self.fold["next_logits"] = run.folds_of(keep)[::every]
         self.seen["next_logits"] = logits(rows, self.visible)
         self._end()
+
+
+def _by_row(value: Tensor, keep: Bool[Tensor, "row token"] | None) -> Tensor:
+    """``[row, token, feature]``, where all rows come behind one another, or under more axes."""
+    plain = value.reshape([n for n in value.shape[:-1] if n != 1] + [value.shape[-1]])
+    if keep is not None and plain.ndim == 2 and len(plain) == keep.numel():
+        return plain.unflatten(0, tuple(keep.shape))
+    return plain if keep is not None and plain.shape[:-1] == keep.shape else value
 
 
 def logits(

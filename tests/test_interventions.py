@@ -283,6 +283,16 @@ def test_a_masked_model_is_asked_for_what_is_hidden() -> None:
     assert head_ablation_loss(effects).abs().max() < 1
 
 
+@pytest.mark.parametrize("kind", ["opt", "qwen3_moe"])
+def test_a_feed_forward_may_take_all_rows_behind_one_another(kind: str) -> None:
+    model = hm.load(tiny_model(kind))
+    found = ran(model, replacements=("resample",), interactions=30).found
+    layer = model.layers[0]
+    value = cross_head_interaction_mlp_out(found.interactions[layer])
+    assert (value + torch.eye(len(value)) > 1e-6).all()
+    assert not found.unseen["interactions"]
+
+
 # planted truth
 
 BITS = [row.tolist() for row in sequences(2, 60, 24, seed=3)]
