@@ -84,3 +84,20 @@ def test_folding_leaves_what_it_computes(built):
     torch.testing.assert_close(folded.heads("L3").W_V, gain[:, None] * built.heads("L3").W_V)
     torch.testing.assert_close(folded.heads("L3").W_O, built.heads("L3").W_O)
     assert hm.verify(folded, layers=[3]).ok
+
+
+def test_heads_can_be_replaced(built):
+    """Few tokens: that it runs on a causal model with its head, and that what is exact is."""
+    options = hm.Interventions(tokens=40, replacements=("resample",), interactions=20)
+    layers, names = ["L0", "L29"], ["head_ablation_loss", "head_ablation_kl", "group_ablation"]
+    names += [f"cross_head_interaction_{at}" for at in ("attn_out", "mlp_out")]
+    ds = hm.measure(
+        built, "default", max_tokens=1000, causal=options, metrics=names, layers=layers, folds=2
+    )
+    assert "loss on the next token" in ds.attrs["causal"]
+    assert "Run from the beginning" not in ds.attrs["causal"]
+    assert ds.group_ablation.shape == (2, 3)
+    assert (ds.head_ablation_kl > 0).all()
+    assert float(abs(ds.head_ablation_loss).max()) < 5
+    assert float(ds.cross_head_interaction_attn_out.max()) < 1e-5
+    assert float(ds.cross_head_interaction_mlp_out.max()) > 1e-2
