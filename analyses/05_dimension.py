@@ -149,6 +149,7 @@ def main() -> None:
     for name, model in models.items():
         datasets[name] = ds = hm.measure(
             model, sequences if name == WIDE else text, metrics=METRICS,
+            layers=studies.some_layers(model, 10),
             max_tokens=8_000 if chosen.quick else None, seed=chosen.seed,
         )  # fmt: skip
         found.append(keeping(name, ds))

@@ -71,7 +71,7 @@ def decide(found: Sequence[Comparison]) -> Decision:
 def main() -> None:
     chosen = studies.options(__doc__)
     seeds = range(chosen.seed, chosen.seed + (2 if chosen.quick else 5))
-    ds = lab.experiment(lab.QUICK if chosen.quick else lab.CELLS, seeds=seeds)
+    ds = lab.experiment(lab.QUICK if chosen.quick else lab.CELLS, seeds=seeds, n_jobs=2)
     settings = [
         ds.sel(task=task, architecture=architecture)
         for task in ds.task.values
