@@ -108,6 +108,7 @@ def test_every_cell_of_the_suites_can_be_built() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_quick_suite_finds_what_theory_says() -> None:
     ds = lab.experiment(lab.QUICK, seeds=range(3))
     value, loss = ds.value, ds.loss.sel(task="xor")
