@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -44,6 +44,7 @@ class Runs:
         batches: the text.
         options: what to replace.
         folds: of documents.
+        kinds: what is wanted: "effects", "interactions" or both.
         tokens_per_batch: size of a forward pass.
         seed: of all that is drawn: windows, donors, hidden tokens, pairs.
 
@@ -60,6 +61,7 @@ class Runs:
         options: Interventions,
         *,
         folds: int,
+        kinds: Collection[str] = tuple(KINDS),
         tokens_per_batch: int = 1024,
         seed: int = 0,
     ) -> None:
@@ -76,42 +78,43 @@ class Runs:
                 seed=seed,
             )  # fmt: skip
 
-        self.text = {"effects": part(options.tokens)}
-        resampled = self.text["effects"].can_resample
-        replacements = [r for r in options.replacements if r != "resample" or resampled]
+        whole = part(options.tokens)
+        self.text: dict[str, Excerpt] = {}
+        self.work: dict[str, Ablation | Interaction] = {}
         read = Outcomes(model, options.objective, masked_share=options.masked_share, seed=seed)
         self.stage = Stage(model, heads, read)
-        self.work: dict[str, Ablation | Interaction] = {
-            "effects": Ablation(self.stage, members, replacements, folds)
-        }
-        if options.interactions and resampled:
+        self.resamples = whole.can_resample
+        if "effects" in kinds:
+            replacements = [r for r in options.replacements if r != "resample" or self.resamples]
+            self.text["effects"] = whole
+            self.work["effects"] = Ablation(self.stage, members, replacements, folds)
+        if "interactions" in kinds and options.interactions and self.resamples:
             self.text["interactions"] = part(min(options.interactions, options.tokens))
             blind = Stage(model, heads, Outcomes(model, "none"))
             self.work["interactions"] = Interaction(blind, folds, options.most_pairs, seed)
+        self.folds = folds
         self.found = Found()
         for kind, work in self.work.items():
             getattr(self.found, kind).update({name: work.nothing(name) for name in heads})
-        if not resampled:
+        if not self.resamples:
             reason = "nothing was resampled: the text has no two documents of some length"
             self.found.unseen["interactions"] = dict.fromkeys(heads, reason)
         self.forwards = 0
 
     def __str__(self) -> str:
-        ablation, text = self.work["effects"], self.text["effects"]
-        assert isinstance(ablation, Ablation)
         share = f"{self.options.masked_share:.0%}"
         looked_at = {
             "causal": "change of output and of loss on the next token",
             "masked": f"change of output and of loss on {share} of the tokens, which are hidden",
             "none": "change of output",
         }[self.stage.read.objective]
-        said = (
-            f"{', '.join(ablation.replacements)} of {sum(h.n_heads for h in self.heads.values())} "
-            f"heads on {text}, {looked_at}"
-        )
-        if (short := self.text.get("interactions")) is not None:
-            said += f"; pairs on {short}"
-        return f"{said}; {self.total} forward passes, each from a layer on"
+        n_heads, said = sum(h.n_heads for h in self.heads.values()), []
+        if isinstance(ablation := self.work.get("effects"), Ablation):
+            how = ", ".join(ablation.replacements) or "nothing"
+            said.append(f"{how} of {n_heads} heads on {self.text['effects']}, {looked_at}")
+        if "interactions" in self.work:
+            said.append(f"pairs of {n_heads} heads resampled on {self.text['interactions']}")
+        return "; ".join([*said, f"{self.total} forward passes, each from a layer on"])
 
     @property
     def total(self) -> int:
@@ -126,7 +129,7 @@ class Runs:
         """What a result must say about its interventions."""
         refused = self.stage.replay.refused
         parts = [f"{self}.", RULE]
-        if "resample" not in getattr(self.work["effects"], "replacements", ()):
+        if not self.resamples:
             parts.append("Nothing was resampled.")
         if refused:
             whole = ", ".join(f"{name} ({why})" for name, why in refused.items())
@@ -135,7 +138,7 @@ class Runs:
 
     def identity(self) -> str:
         """A hash of all that the sums depend on."""
-        model, folds = self.stage.model, next(iter(self.found.effects.values())).n_folds
+        model, folds = self.stage.model, self.folds
         about = repr((self.options, self.stage.read.seed, sorted(self.work)))
         digest = hashlib.sha256(
             identity_of(model, self.heads, folds, 0, [about], self.batches).encode()

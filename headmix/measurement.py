@@ -276,7 +276,8 @@ class _Run:
             self.collector.skipped |= {m.name: {"": reason} for m in self.causal}
             return
         heads = {name: self.model.heads(name) for name in names}
-        runs = Runs(self.model, heads, feed, options, **shared)
+        kinds = [k for k in CAUSAL if any(k in m.needs for m in self.causal)]
+        runs = Runs(self.model, heads, feed, options, kinds=kinds, **shared)
         self.progress(f"plan: {runs}", 0, 0)
         found, interrupted = intervene(
             runs,
@@ -289,8 +290,8 @@ class _Run:
                 f"{runs.forwards} of {runs.total} forward passes with heads replaced were run"
             )
         if not self.kinds:
-            sums = found.effects.items()
-            self.collector.counts = {n: (s.n, float(s.documents.sum())) for n, s in sums}
+            sums = found.interactions | found.effects
+            self.collector.counts = {n: (s.n, float(s.documents.sum())) for n, s in sums.items()}
 
         def fetch(name: str, need: str) -> Any:
             if need == "heads":

@@ -548,6 +548,11 @@ def test_naming_a_metric_is_asking_for_it() -> None:
     )
     assert ds.head_ablation.shape == (1, 4)
     assert ds.n_tokens.item() == 60
+    assert "pairs" not in ds.attrs["causal"]
+    name = "cross_head_interaction_attn_out"
+    alone = hm.measure(model, documents(), folds=FOLDS, max_length=16, metrics=[name])
+    assert alone[name].max() < 1e-5
+    assert alone.attrs["causal"].startswith("pairs of 8 heads resampled on 60 tokens")
     with pytest.raises(ValueError, match="head_ablation cannot be computed from weights alone"):
         hm.measure(model, metrics="head_ablation")
 
