@@ -64,7 +64,7 @@ def test_a_name_that_is_taken_is_refused() -> None:
 
 
 def test_an_unknown_need_is_refused_with_those_known() -> None:
-    with pytest.raises(TypeError, match=r"among \[.*'heads', 'joint', 'layers'.*logits"):
+    with pytest.raises(TypeError, match=r"among \[.*'heads', .*'joint', 'layers'.*logits"):
 
         @hm.metric(title="", formula="", dims=(), range=(0, 1))
         def odd(logits: torch.Tensor) -> torch.Tensor:
