@@ -12,7 +12,7 @@ from headmix.collector import BESIDE
 from headmix.matching import MATCHES, Order, by_index, matched, what_changed
 from headmix.measurement import measure
 from headmix.model import AttentionModel
-from headmix.shapes import aligned, metric_names
+from headmix.shapes import RUNS, aligned, metric_names
 from headmix.sources import load
 
 
@@ -39,10 +39,11 @@ def compare(
 
     Returns:
         A Dataset as ``measure`` gives, each metric holding the difference, and beside it
-        ``<metric>_run_a`` and ``<metric>_run_b``. ``<metric>_null_mean`` is the difference of the
-        nulls and ``<metric>_null_sd`` that of two independent draws, which a model and its
-        fine-tune are not: read it as a unit of length. ``<metric>_low`` and ``_high`` combine both
-        intervals as if the runs were independent, too wide where they saw the same text.
+        ``<metric>_run_a`` and ``<metric>_run_b`` with their own nulls and intervals.
+        ``<metric>_null_mean`` is the difference of the nulls and ``<metric>_null_sd`` that of two
+        independent draws, which a model and its fine-tune are not: read it as a unit of length.
+        ``<metric>_low`` and ``_high`` combine both intervals as if the runs were independent, too
+        wide where they saw the same text.
         ``match`` [layer, head] says which head of B was taken. Of models also
         ``write_change`` ``‖W_O^B − W_O^A‖ / ‖W_O^A‖``, which depends on the gauge,
         ``ov_change`` the same of ``M_h = W_V W_O``, which does not, and ``write_overlap``, the
@@ -150,12 +151,14 @@ def _differences(a: xr.Dataset, b: xr.Dataset) -> xr.Dataset:
             "range": "[−∞, ∞]",
             "null": "difference of the two nulls; sd as of independent draws",
         }
-        ds[name + "_run_a"], ds[name + "_run_b"] = (_untitled(run[name]) for run in (a, b))
+        for suffix, run in zip(RUNS, (a, b), strict=True):
+            beside = {s: run[name + s] for s in ("", *BESIDE) if name + s in run}
+            ds = ds.assign({name + suffix + s: variable for s, variable in beside.items()})
     skipped = {name: {"": reason} for name, reason in _left_out(a, b, both)}
     names = [run.attrs.get("model", "") for run in (a, b)]
     ds.attrs = a.attrs | {
         "model": f"{names[1]} − {names[0]}",
-        "compared": json.dumps([dict(run.attrs) for run in (a, b)]),
+        "compared": json.dumps({run: dict(ds.attrs) for run, ds in (("A", a), ("B", b))}),
         "skipped": json.dumps(skipped),
     }
     return ds
@@ -176,13 +179,6 @@ def _left_out(a: xr.Dataset, b: xr.Dataset, both: list[str]) -> Iterator[tuple[s
 
 def _comparable(a: xr.DataArray, b: xr.DataArray) -> bool:
     return a.dtype.kind == b.dtype.kind == "f" and a.dims == b.dims and a.shape == b.shape
-
-
-def _untitled(variable: xr.DataArray) -> xr.DataArray:
-    """Beside a metric, as nulls are: only what has a title is a metric of its own."""
-    out = variable.copy()
-    out.attrs = {k: v for k, v in variable.attrs.items() if k != "title"}
-    return out
 
 
 def _difference(name: str, a: xr.Dataset, b: xr.Dataset) -> dict[str, xr.DataArray]:

@@ -10,6 +10,9 @@ import xarray as xr
 from headmix.collector import WITHIN_POSITION
 from headmix.registry import CAUSAL, FROM_TEXT
 
+#: Added to a metric's name in a comparison: what each run had, and what the run is called.
+RUNS = {"_run_a": "A", "_run_b": "B"}
+
 #: Axes that count parts of a layer.
 UNITS = ("head", "kv_head")
 
@@ -17,11 +20,17 @@ UNITS = ("head", "kv_head")
 def metric_names(ds: xr.Dataset, *, within_position: bool | None = None) -> list[str]:
     """The variables that hold a metric: those that ``measure`` gave a title.
 
+    In a comparison these are the differences; what each run had is found by ``RUNS``.
+
     Args:
         ds: from ``measure``.
         within_position: only those with position taken out, or only those as they are.
     """
-    names = [str(name) for name, variable in ds.items() if "title" in variable.attrs]
+    names = [
+        str(name)
+        for name, variable in ds.items()
+        if "title" in variable.attrs and not str(name).endswith(tuple(RUNS))
+    ]
     if within_position is None:
         return names
     return [name for name in names if name.endswith(WITHIN_POSITION) == within_position]

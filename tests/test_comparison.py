@@ -55,11 +55,13 @@ def test_differences_are_b_minus_a_with_both_runs_beside() -> None:
     assert np.allclose(ds.projection_kernel, b.projection_kernel - a.projection_kernel)
     assert np.array_equal(ds.projection_kernel_run_a, a.projection_kernel)
     assert np.array_equal(ds.projection_kernel_run_b, b.projection_kernel)
+    assert np.array_equal(ds.ov_spectrum_run_b_null_sd, b.ov_spectrum_null_sd)
     sd = ds.projection_kernel_null_sd
     assert np.allclose(sd, np.hypot(a.projection_kernel_null_sd, b.projection_kernel_null_sd))
     assert ds.projection_kernel.attrs["title"] == "Write-subspace overlap, B − A"
     assert ds.attrs["model"] == "changed − small"
-    assert [run["model"] for run in json.loads(ds.attrs["compared"])] == ["small", "changed"]
+    runs = json.loads(ds.attrs["compared"])
+    assert {name: run["model"] for name, run in runs.items()} == {"A": "small", "B": "changed"}
     assert "write_change" not in ds  # runs hold no weights
 
 

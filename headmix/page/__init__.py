@@ -50,6 +50,7 @@ def render(ds: xr.Dataset) -> str:
     plotly_packed, plotly_hash = _plotly()
     return _template().render(
         model=ds.attrs.get("model", "a model"),
+        runs=summary.runs(ds),
         quantised=summary.quantised(ds),
         facts=summary.facts(ds),
         findings=findings.find(ds),

@@ -9,7 +9,7 @@ import xarray as xr
 
 from headmix.collector import WITHIN_POSITION
 from headmix.plots import SCALES
-from headmix.shapes import Measured, group_of, is_directed, metric_names, shape_of
+from headmix.shapes import RUNS, Measured, group_of, is_directed, metric_names, shape_of
 
 #: Where a script element's content could end or a string literal break.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -27,6 +27,7 @@ def plain(ds: xr.Dataset) -> dict[str, Any]:
         "heads": ds.sizes.get("head", 0),
         "kv_of_head": ds.kv_of_head.values.tolist() if "kv_of_head" in ds else [],
         "valid": ds.valid.values.tolist() if "valid" in ds else [True] * ds.sizes["layer"],
+        "compared": "compared" in ds.attrs,
         "metrics": [_metric(ds, name) for name in metric_names(ds, within_position=False)],
         "scales": SCALES,
     }
@@ -59,6 +60,11 @@ def _metric(ds: xr.Dataset, name: str) -> dict[str, Any]:
         "low": _numbers(ds[name + "_low"], kept) if name + "_low" in ds else None,
         "high": _numbers(ds[name + "_high"], kept) if name + "_high" in ds else None,
         "within": _metric(ds, within) | {"name": name} if within in ds else None,
+        "runs": {
+            run: _metric(ds, name + suffix) | {"name": name}
+            for suffix, run in RUNS.items()
+            if name + suffix in ds
+        },
     }
 
 

@@ -143,6 +143,11 @@ def link(ds: xr.Dataset, at: dict[Any, Any]) -> str:
     return "#" + urlencode(chosen)
 
 
+def runs(ds: xr.Dataset) -> list[str]:
+    """What A and B of a comparison are called; nothing where it is none."""
+    return [str(run.get("model", "")) for run in _json(ds, "compared").values()]
+
+
 def quantised(ds: xr.Dataset) -> str | None:
     """How the weights were quantised, where provenance or notes say so."""
     found = _QUANTISED.search(ds.attrs.get("provenance", "") + ds.attrs.get("notes", ""))

@@ -12,7 +12,12 @@ function decode(array) {
   return array;
 }
 
-for (const metric of DATA.metrics.flatMap((m) => [m, m.within]).filter(Boolean)) {
+/* A metric and its other versions: with position taken out, and as each of two compared runs had it. */
+function versions(metric) {
+  return metric ? [metric, ...versions(metric.within), ...Object.values(metric.runs)] : [];
+}
+
+for (const metric of DATA.metrics.flatMap(versions)) {
   for (const part of ["value", "mean", "sd", "low", "high"]) metric[part] = decode(metric[part]);
 }
 
@@ -120,9 +125,11 @@ function average(numbers) {
   return numbers.length ? numbers.reduce((a, b) => a + b, 0) / numbers.length : NaN;
 }
 
-/* A metric as it is, or with position taken out where that is wanted and was measured. */
-function asWanted(metric) {
-  return (state.position === "out" && metric?.within) || metric;
+/* A metric as it is; with position taken out where that is wanted and was measured; of a comparison
+   the difference, or one of its runs. */
+function asWanted(metric, run = state.run) {
+  const found = (state.position === "out" && metric?.within) || metric;
+  return found?.runs[run] || found;
 }
 
 function ofShape(...shapes) {
@@ -130,11 +137,11 @@ function ofShape(...shapes) {
 }
 
 function metricsOf(...shapes) {
-  return ofShape(...shapes).map(asWanted);
+  return ofShape(...shapes).map((metric) => asWanted(metric));
 }
 
-function named(name) {
-  return asWanted(DATA.metrics.find((metric) => metric.name === name));
+function named(name, run) {
+  return asWanted(DATA.metrics.find((metric) => metric.name === name), run);
 }
 
 function headExists(layer, head) {

@@ -2,7 +2,7 @@
 
 const first = (...shapes) => ofShape(...shapes)[0]?.name;
 
-const DEFAULTS = { over: "mean", scale: "value", position: "in", label: "0" };
+const DEFAULTS = { over: "mean", scale: "value", position: "in", run: "difference", label: "0" };
 
 const state = {
   layer: Math.max(0, DATA.valid.indexOf(true)), head: 0,
@@ -37,6 +37,7 @@ function readAddress() {
   if ("layer" in change) change.layer = DATA.layers.indexOf(change.layer);
   if ("head" in change) change.head = Number(change.head);
   if (!POSITIONS.some(([value]) => value === change.position)) delete change.position;
+  if (!RUNS.some(([value]) => value === change.run)) delete change.run;
   if (!(change.layer >= 0)) delete change.layer;
   if (!Number.isInteger(change.head) || !(change.head >= 0 && change.head < DATA.heads)) delete change.head;
   Object.assign(state, change);
@@ -45,10 +46,11 @@ function readAddress() {
 }
 
 const POSITIONS = [["in", "as it is"], ["out", "taken out"]];
+const RUNS = [["difference", "B − A"], ["A", "A"], ["B", "B"]];
 
 function render() {
   const offered = Object.assign(
-    { position: DATA.metrics.some((metric) => metric.within) ? POSITIONS : null },
+    { position: DATA.metrics.some((metric) => metric.within) ? POSITIONS : null, run: DATA.compared ? RUNS : null },
     { layer: DATA.layers.map((name, i) => [String(i), name]), head: range(DATA.heads).filter((h) => headExists(state.layer, h)).map((h) => [String(h), DATA.labels.head[h]]) },
     ...Object.values(PANELS).map((panel) => panel.offers()),
   );
@@ -82,7 +84,7 @@ function keepOutMapStyles(source) {
 const CONFIG = { displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: "", modeBarButtons: [["toImage"]], toImageButtonOptions: { format: "svg" } };
 
 async function show(id, panel) {
-  const drawn = JSON.stringify([theme(), state.position, ...panel.depends.map((name) => state[name])]);
+  const drawn = JSON.stringify([theme(), state.position, state.run, ...panel.depends.map((name) => state[name])]);
   if (panel.drawn === drawn) return;
   panel.drawn = drawn;
   const figure = panel.draw();

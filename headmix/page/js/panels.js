@@ -10,20 +10,11 @@ const PANELS = {
     }),
     draw() {
       const metric = named(state.map);
-      const units = size(metric, unit(metric));
-      const cells = DATA.layers.map((_, layer) => range(units).map((place) => {
-        const found = perHead(metric, layer, headOf(metric, layer, place), state.over);
-        return { ...found, where: placeName({ layer, [unit(metric)]: place }) };
-      }));
       byId("overview-gauge").textContent = metric.shape !== "map" && state.over === "max"
         ? "The null is that of a single pair; the strongest of several lies above it also for unrelated heads." : "";
-      return grid({
-        metric, cells, show: state.scale, rows: DATA.layers, columns: DATA.labels[unit(metric)], rowTitle: "layer", upwards: true,
-        columnTitle: unit(metric) === "kv_head" ? "KV head" : "head", ringed: [state.layer, unitOf(metric, state.layer, state.head)],
-      });
+      return headMap(metric);
     },
-    caption: () => `${named(state.map).title}: every ${unit(named(state.map)) === "kv_head" ? "KV head" : "head"} of every layer` +
-      (named(state.map).shape === "map" ? "." : state.over === "max" ? ", its strongest pair." : ", the mean over its pairs."),
+    caption: () => headMapCaption(named(state.map)),
     click: ([layer, place]) => choose({ layer, head: headOf(named(state.map), layer, place) }),
   },
 
@@ -145,6 +136,37 @@ const PANELS = {
 /* What a metric of labels has besides layers and labels, or else the labels themselves. */
 function columnsOf(metric) {
   return metric.value.dims.find((dim) => dim !== "layer" && dim !== "label") || "label";
+}
+
+/* Both runs of a comparison and their difference, whatever the other panels show. */
+if (DATA.compared) {
+  for (const run of ["A", "B", "difference"]) {
+    const metric = () => named(state.map, run);
+    PANELS[`side-${run}`] = {
+      depends: ["map", "over", "scale", "layer", "head"],
+      offers: () => ({}),
+      draw: () => headMap(metric()),
+      caption: () => (run === "difference" ? "" : `${run}. `) + headMapCaption(metric()),
+      click: PANELS.overview.click,
+    };
+  }
+}
+
+function headMap(metric) {
+  const units = size(metric, unit(metric));
+  const cells = DATA.layers.map((_, layer) => range(units).map((place) => {
+    const found = perHead(metric, layer, headOf(metric, layer, place), state.over);
+    return { ...found, where: placeName({ layer, [unit(metric)]: place }) };
+  }));
+  return grid({
+    metric, cells, show: state.scale, rows: DATA.layers, columns: DATA.labels[unit(metric)], rowTitle: "layer", upwards: true,
+    columnTitle: unit(metric) === "kv_head" ? "KV head" : "head", ringed: [state.layer, unitOf(metric, state.layer, state.head)],
+  });
+}
+
+function headMapCaption(metric) {
+  return `${metric.title}: every ${unit(metric) === "kv_head" ? "KV head" : "head"} of every layer` +
+    (metric.shape === "map" ? "." : state.over === "max" ? ", its strongest pair." : ", the mean over its pairs.");
 }
 
 /* How pairs become one number a head. Of large models only the strongest pairs are at hand. */
