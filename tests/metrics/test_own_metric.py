@@ -12,7 +12,7 @@ from headmix import registry
 
 @pytest.fixture(autouse=True)
 def _forget_afterwards() -> Iterator[None]:
-    known = dict(registry._CATALOGUE)
+    known = hm.catalogue()  # with headmix's own, which register only once
     yield
     registry._CATALOGUE.clear()
     registry._CATALOGUE.update(known)
