@@ -14,7 +14,6 @@ import headmix as hm
 from headmix import terminal
 from headmix.options import Reading, Talk
 
-
 TOPICS = ("apples and pears", "the sea at night", "a train to the north", "bread, salt, and oil")
 READ = ("--layers", "0-1", "--metrics", "interference_ratio,cka", "--folds", "3")
 
