@@ -269,16 +269,48 @@ def held_out_r2_of_heads(heads: Heads, outs: ReadOuts) -> Float[Tensor, "label h
     return torch.where(frames(heads, outs)[2] > 0, r2, torch.nan)
 
 
-def directions(C: Float[Tensor, "*batch width width"]) -> Float[Tensor, "*batch"]:
-    """How many directions of noise a ridge fit takes for signal: ``tr H²``, ``H = Σ(Σ + ridge)⁻¹``.
+@kept
+def noise(
+    heads: Heads, outs: ReadOuts, name: str, folds: tuple[int, ...]
+) -> tuple[Float[Tensor, "*unit"], Float[Tensor, "*unit"]]:
+    """Mean and variance of held-out R² of a label of pure noise, given the activations.
 
-    All of them without a ridge; what labels of pure noise cost a prediction is σ² tr H²/n.
+    ``name``: a read-out, or "heads" for each head alone. With A the ridged covariance without fold
+    f, n_f its tokens and E the scatter of fold f, R² n is ``yᵀMy`` for labels of variance 1, so
+    that mean and variance are ``tr M`` and ``2 tr M²`` for Gaussian ones, and both are traces of
+    products of such matrices. Documents unlike those fitted on (large E) cost what they cost.
     """
-    R = ridged(C)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(R))
-    level = (R - C).diagonal(dim1=-2, dim2=-1).mean(-1)
-    once = level * inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
-    return C.shape[-1] - 2 * once + level.square() * inverse.square().sum((-2, -1))
+    p = place(heads, outs, "concat" if name == "heads" else name)
+    assert p is not None
+    w = p.width
+
+    def of(M: Float[Tensor, "u u"]) -> Float[Tensor, "*unit w w"]:
+        return of_heads(heads, p, M)[0] if name == "heads" else M[:w, :w]
+
+    n, centre, _ = p.moments(folds)
+    inverse, cost, scatter = {}, {}, {}
+    mean = torch.zeros((), dtype=torch.float64)
+    for f in folds:
+        n_f, mean_f, C = p.moments([g for g in folds if g != f])
+        R = torch.cholesky_inverse(torch.linalg.cholesky(ridged(of(C))))
+        inverse[f] = R / n_f
+        cost[f] = inverse[f] @ of(p.about(f, mean_f)) @ inverse[f]
+        scatter[f] = of(p.about(f, centre))
+        mean = mean - _trace(cost[f], of(C)) * n_f / n
+    every = torch.stack(list(cost.values())).sum(0)
+    square = torch.zeros((), dtype=torch.float64)
+    for a in folds:
+        for b in (b for b in folds if b <= a):
+            G = cost[a] - every
+            if a != b:
+                G = G + cost[b] + inverse[a] + inverse[b]
+            square = square + _trace(G @ scatter[b], scatter[a] @ G) * (1 if a == b else 2)
+    return mean, 2 * square / n**2
+
+
+def _trace(A: Float[Tensor, "*unit w w"], B: Float[Tensor, "*unit w w"]) -> Float[Tensor, "*unit"]:
+    """``tr AB``."""
+    return (A * B.mT).sum((-2, -1))
 
 
 def label_dimensions(

@@ -280,3 +280,25 @@ def test_an_untrained_copy_has_other_weights_and_leaves_the_model_alone(model: A
     assert fresh.tokenizer is model.tokenizer
     encoder = hm.load(torch.nn.TransformerEncoderLayer(8, 2, batch_first=True))
     assert not (hm.untrained(encoder).heads(0).W_O == encoder.heads(0).W_O).any()
+
+
+def test_on_a_random_model_two_hundred_labels_of_noise_are_found_as_often_as_the_null_says(
+    model: AttentionModel,
+) -> None:
+    """Tokens of one document depend on each other; labels dealt to each of them do not."""
+    random = np.random.default_rng(0)
+    ids = random.integers(4, 19, (20, 60))
+    noise = {f"noise {n}": random.standard_normal(ids.size) for n in range(200)}
+    outs = hm.read_outs(model, noise, ids)
+    for name in ("probe_r2", "head_probe_r2", "view_share"):
+        metric = getattr(hm.metrics, name)
+        z = []
+        for layer, found in outs.items():
+            heads = model.heads(layer)
+            mean, sd = metric.null(heads, found)
+            z.append(((metric(heads, found) - mean) / sd).flatten())
+        distances = torch.cat(z)
+        rate = float((distances > 2).double().mean())
+        print(f"{name}: mean {distances.mean():+.3f}, sd {distances.std():.3f}, {rate:.2%} > 2")
+        assert rate < 0.06
+        assert abs(float(distances.mean())) < 0.3

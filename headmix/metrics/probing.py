@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headmix import nulls, probes
+from headmix import probes
 from headmix.activity import INDEPENDENT
 from headmix.heads import Heads
 from headmix.labels import LabelSet
@@ -23,8 +23,9 @@ from headmix.registry import NotApplicable, metric
 POINTS = 4096
 
 _NOISE = (
-    "labels dealt anew: mean −p/(n_train − p − 2), p = tr H² for H = Σ(Σ + ridge)⁻¹; sd to first "
-    "order in p/n" + INDEPENDENT
+    "labels of Gaussian noise, given the activations: mean and sd of the quadratic form that R² "
+    "is; fitting noise costs, so that the mean lies below 0. Where documents differ much the sd is "
+    "up to twice too large" + INDEPENDENT
 )
 
 
@@ -45,30 +46,21 @@ def _ladder(
 
 
 def _noise(
-    heads: Heads, outs: ReadOuts, C: Float[Tensor, "*unit w w"], C_yy: Float[Tensor, "y y"]
+    heads: Heads, outs: ReadOuts, name: str
 ) -> tuple[Float[Tensor, "label *unit"], Float[Tensor, "label *unit"]]:
-    """The null of held-out R² for predictors with covariance C."""
-    p = probes.directions(C)
-    dimensions = probes.label_dimensions(outs.labels, C_yy)
-    both = [nulls.held_out_noise(outs.count, p, d.expand_as(p)) for d in dimensions]
-    mean, sd = zip(*both, strict=True)
-    return torch.stack(mean), torch.stack(sd)
+    """The null of held-out R² at a read-out, or of each head."""
+    mean, variance = probes.noise(heads, outs, name, tuple(outs.used))
+    p = probes.place(heads, outs, "concat" if name == "heads" else name)
+    assert p is not None
+    _, _, C = p.moments(outs.used)
+    dimensions = probes.label_dimensions(outs.labels, C[p.width :, p.width :])
+    sd = torch.stack([(variance / d).sqrt() for d in dimensions])
+    return mean.expand_as(sd), sd
 
 
 def _ladder_null(heads: Heads, outs: ReadOuts) -> tuple[Tensor, Tensor]:
-    found: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def at(name: str) -> tuple[Tensor, Tensor]:
-        if name not in found:
-            p = probes.place(heads, outs, name)
-            assert p is not None
-            _, _, C = p.moments(outs.used)
-            w = p.width
-            found[name] = _noise(heads, outs, C[:w, :w], C[w:, w:])
-        return found[name]
-
-    mean = _ladder(heads, outs, lambda name: at(name)[0])
-    return mean, _ladder(heads, outs, lambda name: at(name)[1])
+    mean = _ladder(heads, outs, lambda name: _noise(heads, outs, name)[0])
+    return mean, _ladder(heads, outs, lambda name: _noise(heads, outs, name)[1])
 
 
 @metric(
@@ -103,11 +95,9 @@ def _of_heads(heads: Heads, outs: ReadOuts) -> Float[Tensor, "label head"]:
 
 
 def _of_heads_null(heads: Heads, outs: ReadOuts) -> tuple[Tensor, Tensor]:
-    concat = probes.place(heads, outs, "concat")
-    assert concat is not None
-    _, _, C = concat.moments(outs.used)
-    own, _ = probes.of_heads(heads, concat, C)
-    return _noise(heads, outs, own, C[concat.width :, concat.width :])
+    mean, sd = _noise(heads, outs, "heads")
+    varies = probes.frames(heads, outs)[2] > 0
+    return torch.where(varies, mean, torch.nan), torch.where(varies, sd, torch.nan)
 
 
 @metric(
@@ -218,10 +208,7 @@ def head_concentration(heads: Heads, read_outs: ReadOuts) -> Float[Tensor, "labe
 
 def _floor(heads: Heads, outs: ReadOuts) -> Float[Tensor, "label"]:
     """What the concatenation must exceed to have said anything."""
-    p = probes.place(heads, outs, "concat")
-    assert p is not None
-    _, _, C = p.moments(outs.used)
-    mean, sd = _noise(heads, outs, C[: p.width, : p.width], C[p.width :, p.width :])
+    mean, sd = _noise(heads, outs, "concat")
     return (mean + 2 * sd).clamp_min(0)
 
 
