@@ -78,7 +78,7 @@ def main() -> None:
             datasets[called] = hm.measure(
                 one, text, labels=studies.labels(chosen),
                 metrics=[KAPPA, "probe_selectivity", "view_share_unique"],
-                layers=studies.some_layers(model, 6),
+                layers=studies.some_layers(model, 4 if name == studies.SMOLLM2 else 6),
                 max_tokens=8_000 if chosen.quick else 30_000, seed=chosen.seed,
             )  # fmt: skip
         ds, before = datasets[name], datasets[studies.before(name)]

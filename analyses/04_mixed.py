@@ -81,8 +81,8 @@ def main() -> None:
     datasets = {
         name: hm.measure(
             model, text, labels=studies.labels(chosen), metrics=METRICS,
-            layers=studies.some_layers(model, 6), max_tokens=8_000 if chosen.quick else 30_000,
-            seed=chosen.seed,
+            layers=studies.some_layers(model, 4 if name == studies.SMOLLM2 else 6),
+            max_tokens=8_000 if chosen.quick else 30_000, seed=chosen.seed,
         )
         for name, model in models.items()
     }  # fmt: skip
