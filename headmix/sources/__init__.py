@@ -61,6 +61,11 @@ def load(
     if processing not in ("raw", "folded"):
         raise ValueError(f"processing must be 'raw' or 'folded', got {processing!r}")
     _check_options(options)
+    if weights_only and not isinstance(model, str | Path):
+        raise ValueError(
+            f"weights_only reads a checkpoint, and a {type(model).__name__} is in memory already: "
+            "leave it out (measure without text looks at weights alone)"
+        )
     if isinstance(model, AttentionModel):
         given = options if layout is None else {"layout": layout, **options}
         _refuse_unknown(given, [], "an AttentionModel, which is loaded already")

@@ -334,3 +334,11 @@ def test_weights_in_memory_are_not_read_in_half_precision(dtype):
     assert hm.load(Attention(), layout=layout(), dtype="float64").heads(0).W_O.dtype == (
         torch.float64
     )
+
+
+def test_weights_alone_are_read_from_files_only() -> None:
+    for there in (nn.MultiheadAttention(8, 2), hm.load(nn.MultiheadAttention(8, 2))):
+        with pytest.raises(
+            ValueError, match=r"weights_only reads a checkpoint, and a .* in memory"
+        ):
+            hm.load(there, weights_only=True)
