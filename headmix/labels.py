@@ -503,7 +503,7 @@ def _deal_to_types(types: Sequence[Sequence[str]], upto: np.ndarray, salt: str) 
     def of(word: str) -> float:
         if word not in known:
             number = int.from_bytes(hashlib.sha256(f"{salt} {word}".encode()).digest()[:8], "big")
-            known[word] = float(min(np.searchsorted(upto, number / 2**64), len(upto) - 1))
+            known[word] = float(min(int(np.searchsorted(upto, number / 2**64)), len(upto) - 1))
         return known[word]
 
     return [np.array([of(word) for word in document]) for document in types]
