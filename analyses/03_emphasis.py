@@ -157,7 +157,7 @@ def main() -> None:
         if name != twin:
             datasets[f"{name} replaced"] = replaced = measure_emphasis(
                 model, text, ds.variance_share, seed=chosen.seed,
-                tokens=300 if chosen.quick else 1500,
+                tokens=300 if chosen.quick else 800,
             )  # fmt: skip
             halves.append(emphasis(name, replaced))
             evidence += emphasis_numbers(halves[-1], replaced)
