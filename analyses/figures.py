@@ -1,4 +1,4 @@
-"""Figures as SVG: dots with intervals beside their null, clouds of points, small heat maps.
+"""Figures as SVG: dots with intervals beside their null, and small heat maps.
 
 Written here rather than by a plotting library, because none at hand draws a static picture without
 a browser or another dependency. These are text: small, the same every time, readable by screen
@@ -145,43 +145,6 @@ class Dots(Figure):
 
 
 @dataclass(frozen=True)
-class Cloud(Figure):
-    """Points on two axes, in up to three series: ``[(x, y), …]`` each."""
-
-    x_axis: str
-    y_axis: str
-    points: Sequence[Sequence[tuple[float, float]]]
-    series: Sequence[str] = ()
-    zero: bool = False
-
-    def draw(self) -> Element:
-        top, height = _legend_height(self.series) + 16, 300
-        svg = _svg(self, top + height + 44)
-        _legend(svg, self.series)
-        xs, ys = ([p[i] for points in self.points for p in points] for i in (0, 1))
-        x_axis = _Axis(xs, 50, WIDTH - 14)
-        y_axis = _Axis(ys + [0.0] * self.zero, top + height - 6, top + 6)
-        x_axis.draw(svg, self.x_axis, top, top + height)
-        for tick in y_axis.ticks():
-            y = y_axis(tick)
-            kind = "zero" if self.zero and tick == 0 else "grid"
-            _line(svg, 50, y, WIDTH - 14, y, kind)
-            _text(svg, 44, y + 4, number(tick), "muted small end")
-        _text(svg, 4, top - 6, self.y_axis, "muted small")
-        for n, points in enumerate(self.points):
-            for x, y in points:
-                _mark(svg, x_axis(x), y_axis(y), n, faint=True)
-        return svg
-
-    def table(self) -> tuple[list[str], list[list[Any]]]:
-        names = self.series or [""]
-        rows = [
-            [name, x, y] for name, points in zip(names, self.points, strict=True) for x, y in points
-        ]
-        return ["series", self.x_axis, self.y_axis], rows
-
-
-@dataclass(frozen=True)
 class Heat(Figure):
     """A small table whose cells are shaded by their size, both signs apart."""
 
@@ -224,7 +187,7 @@ class Heat(Figure):
 
 def figure_from(stored: dict[str, Any]) -> Figure:
     """A figure from its fields, as ``dataclasses.asdict`` and JSON leave them."""
-    kinds = {kind.__name__: kind for kind in (Dots, Cloud, Heat)}
+    kinds = {kind.__name__: kind for kind in (Dots, Heat)}
     fields = dict(stored)
     kind = kinds[fields.pop("kind")]
     if kind is Dots:

@@ -117,13 +117,15 @@ class Verdict:
 
 def write(verdict: Verdict, folder: Path) -> None:
     """The verdict as ``<slug>.json``, its figures as ``<slug>-1.svg``, …, each whole or not."""
-    for number, figure in enumerate(verdict.figures, 1):
-        replace(folder / f"{verdict.slug}-{number}.svg", figure.file())
     content = {"claim": verdict.claim, **verdict.about, "models": verdict.models}
     content |= _rounded(asdict(verdict))
     content["decision"]["text"] = verdict.decision.text
-    for figure, stored in zip(verdict.figures, content["figures"], strict=True):
+    for number, (figure, stored) in enumerate(
+        zip(verdict.figures, content["figures"], strict=True), 1
+    ):
         stored["kind"] = type(figure).__name__
+        # drawn from what is kept, so that whoever reads it back draws the very same
+        replace(folder / f"{verdict.slug}-{number}.svg", figure_from(stored).file())
     text = json.dumps(content, ensure_ascii=False, indent=1)
     replace(folder / f"{verdict.slug}.json", text + "\n")
 
