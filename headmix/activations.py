@@ -1,26 +1,19 @@
 """Activations: text through the model once, layer groups that fit in memory, resume, interrupts."""
 
-import hashlib
 import json
-import signal
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
+from headmix import checkpoints
 from headmix.attention import AttentionPatterns
 from headmix.blocks import find_blocks
 from headmix.capture import Batch, Probes, capture
-from headmix.files import whole_file
+from headmix.checkpoints import Parts
 from headmix.heads import ALL_LAYERS, Heads
 from headmix.labels import parse
 from headmix.model import AttentionModel
@@ -203,21 +196,21 @@ def accumulate(
         ValueError: no batches, or a checkpoint that is none or is of another run.
         OSError: the checkpoint cannot be written.
     """
-    identity = identity_of(model, heads, folds, positions, kinds, batches)
+    identity = checkpoints.identity_of(model, heads, folds, positions, kinds, batches)
     state = _State.read(checkpoint, identity) if checkpoint else None
     seen, digest = 0, ""
     saved = time.monotonic()
-    with interruptible() as interrupted:
+    with checkpoints.interruptible() as interrupted:
         for number, batch in enumerate(batches):
             seen += batch.tokens
-            digest = chained(digest, batch)
+            digest = checkpoints.chained(digest, batch)
             if state is None:
                 nothing = _nothing_yet(model, heads, batch, folds, positions, kinds)
                 state = _State(identity, nothing)
             if "read_outs" in kinds and state.seen.probes is None:
                 _probe(model, heads, batch, batches, folds, state)
             if number + 1 == state.batches and digest != state.digest:
-                raise another_run(checkpoint)
+                raise checkpoints.another_run(checkpoint)
             if number < state.batches:
                 continue
             state.seen.add(model, heads, batch)
@@ -232,7 +225,7 @@ def accumulate(
     if state is None:
         raise ValueError("there is not one batch to run")
     if state.digest != digest:
-        raise another_run(checkpoint)  # it holds more batches than there are
+        raise checkpoints.another_run(checkpoint)  # it holds more batches than there are
     if checkpoint:
         state.write(checkpoint)
     return state.seen, interrupted()
@@ -342,62 +335,6 @@ def _probe(
     state.seen.probes = Probes(labelling, blocks, found)
 
 
-def identity_of(
-    model: AttentionModel,
-    heads: Mapping[str, Heads],
-    folds: int,
-    positions: int,
-    kinds: Collection[str],
-    batches: Batches,
-) -> str:
-    """A hash of what the sums depend on beside the batches: the model, its layers, the labels."""
-    labels = batches.labelling.digest if batches.labelling is not None else ""
-    about = (model.name, model.processing, folds, positions, sorted(kinds), labels)
-    digest = hashlib.sha256(repr(about).encode())
-    for name, h in heads.items():
-        digest.update(name.encode() + bytes_of(h.W_O))
-    module = model.module or nn.Module()
-    for name, weight in [*module.named_parameters(), *module.named_buffers()]:
-        digest.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
-        if type(weight.data) is Tensor and not weight.is_meta:
-            # a sample: training moves every number, and all of them would take minutes to hash
-            digest.update(bytes_of(weight.data.flatten()[:: weight.numel() // 1000 + 1]))
-    return digest.hexdigest()
-
-
-def chained(before: str, batch: Batch) -> str:
-    """A hash of all batches so far, the last of which is given."""
-    digest = hashlib.sha256(f"{before} {batch.fold} {batch.documents}".encode())
-
-    def add(part: Any) -> None:
-        if isinstance(part, Tensor):
-            digest.update(f"{part.dtype} {list(part.shape)}".encode() + bytes_of(part))
-        elif isinstance(part, Mapping):
-            for key in sorted(part):
-                add(key)
-                add(part[key])
-        elif isinstance(part, tuple | list):
-            for item in part:
-                add(item)
-        elif isinstance(part, str | float | int | None):
-            digest.update(repr(part).encode())
-
-    add((batch.inputs, batch.keep))
-    return digest.hexdigest()
-
-
-def bytes_of(values: Tensor) -> bytes:
-    plain = values.detach().to("cpu").contiguous().flatten()
-    return plain.view(torch.uint8).numpy().tobytes()
-
-
-def another_run(path: Path | None) -> ValueError:
-    return ValueError(
-        f"{path} is the checkpoint of another run (other model, layers, text or folds): "
-        "remove it, or name another one"
-    )
-
-
 @dataclass
 class _State:
     """What a checkpoint holds: the sums, how many batches are in them, and a hash of these."""
@@ -409,28 +346,21 @@ class _State:
     read_outs: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        kept = {
-            f"{kind}/{layer}/{f.name}": getattr(sums, f.name).contiguous()
-            for kind, layers in (("moments", self.seen.moments), ("attention", self.seen.attention))
-            for layer, sums in layers.items()
-            for f in fields(sums)
+        seen = self.seen
+        parts: Parts = {
+            kind: {
+                layer: {f.name: getattr(sums, f.name) for f in fields(sums)}
+                for layer, sums in layers.items()
+            }
+            for kind, layers in (("moments", seen.moments), ("attention", seen.attention))
         }
-        of_labels = {
-            f"read_outs/{layer}/{key}": value.contiguous()
-            for layer, outs in self.seen.read_outs.items()
-            for key, value in tensors(outs).items()
-        }
+        parts["read_outs"] = {layer: tensors(outs) for layer, outs in seen.read_outs.items()}
         about = {
-            "identity": self.identity,
             "batches": str(self.batches),
             "digest": self.digest,
-            "unseen": json.dumps(self.seen.unseen),
+            "unseen": json.dumps(seen.unseen),
         }
-        with whole_file(path) as temporary:
-            try:
-                save_file(kept | of_labels, temporary, about)
-            except SafetensorError as reason:  # a full disk, say
-                raise OSError(f"cannot write the checkpoint {path}: {reason}") from reason
+        checkpoints.write(path, self.identity, parts, about)
 
     @classmethod
     def read(cls, path: Path, identity: str) -> "_State | None":
@@ -439,49 +369,14 @@ class _State:
         Raises:
             ValueError: the file is no checkpoint, or one of another run.
         """
-        if not path.exists():
+        kept = checkpoints.read(path, identity)
+        if kept is None:
             return None
-        try:
-            with safe_open(path, "pt") as file:
-                about = file.metadata() or {}
-                # copies: where a tensor begins in memory has a say in how its sums are rounded
-                kept = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-        except SafetensorError as reason:
-            raise ValueError(f"{path} is not a checkpoint of headmix: {reason}") from reason
-        if about.get("identity") != identity:
-            raise another_run(path)
-        parts: dict[str, dict[str, dict[str, Tensor]]] = {
-            "moments": {}, "attention": {}, "read_outs": {}
-        }  # fmt: skip
-        for key, tensor in kept.items():
-            kind, _, rest = key.partition("/")
-            layer, *name = rest.rsplit("/", 2 if kind == "read_outs" else 1)
-            parts[kind].setdefault(layer, {})["/".join(name)] = tensor
+        parts, about = kept
         seen = Seen(
-            {layer: Moments(**t) for layer, t in parts["moments"].items()},
-            {layer: AttentionPatterns(**t) for layer, t in parts["attention"].items()},
+            {layer: Moments(**t) for layer, t in parts.get("moments", {}).items()},
+            {layer: AttentionPatterns(**t) for layer, t in parts.get("attention", {}).items()},
             json.loads(about["unseen"]),
         )
-        return cls(
-            identity, seen, int(about["batches"]), about["digest"], read_outs=parts["read_outs"]
-        )
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Turns a first SIGINT into a flag that is looked at between batches."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    asked = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)
+        read_outs = parts.get("read_outs", {})
+        return cls(identity, seen, int(about["batches"]), about["digest"], read_outs=read_outs)

@@ -7,22 +7,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-
+from headmix import checkpoints
 from headmix.ablation import Ablation
-from headmix.activations import (
-    another_run,
-    bytes_of,
-    chained,
-    identity_of,
-    interruptible,
-)
 from headmix.capture import Batch
+from headmix.checkpoints import Parts, bytes_of, chained, identity_of, interruptible
 from headmix.effects import Effects, Interactions, units
 from headmix.excerpt import RULE, Excerpt, Pass, Pool, excerpt
-from headmix.files import whole_file
 from headmix.heads import Heads, NotApplicable
 from headmix.interaction import Interaction
 from headmix.interventions import Found, Interventions
@@ -246,43 +236,25 @@ def intervene(
 
 
 def _write(path: Path, identity: str, found: Found) -> None:
-    tensors = {
-        f"{kind}/{layer}/{f.name}": getattr(sums, f.name).contiguous()
+    parts: Parts = {
+        kind: {
+            layer: {f.name: getattr(sums, f.name) for f in fields(sums)}
+            for layer, sums in getattr(found, kind).items()
+        }
         for kind in KINDS
-        for layer, sums in getattr(found, kind).items()
-        for f in fields(sums)
     }
-    about = {
-        "identity": identity,
-        "steps": str(found.steps),
-        "unseen": json.dumps(found.unseen),
-    }
-    with whole_file(path) as temporary:
-        try:
-            save_file(tensors, temporary, about)
-        except SafetensorError as reason:
-            raise OSError(f"cannot write the checkpoint {path}: {reason}") from reason
+    about = {"steps": str(found.steps), "unseen": json.dumps(found.unseen)}
+    checkpoints.write(path, identity, parts, about)
 
 
 def _read(path: Path, identity: str, found: Found) -> None:
     """Fill in what a file holds, where there is one."""
-    if not path.exists():
+    kept = checkpoints.read(path, identity)
+    if kept is None:
         return
-    try:
-        with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-    except SafetensorError as reason:
-        raise ValueError(f"{path} is not a checkpoint of headmix: {reason}") from reason
-    if about.get("identity") != identity:
-        raise another_run(path)
-    parts: dict[tuple[str, str], dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        kind, _, rest = key.partition("/")
-        layer, _, name = rest.rpartition("/")
-        parts.setdefault((kind, layer), {})[name] = tensor
+    parts, about = kept
     for kind, make in KINDS.items():
-        sums = {layer: make(**given) for (k, layer), given in parts.items() if k == kind}
+        sums = {layer: make(**given) for layer, given in parts.get(kind, {}).items()}
         setattr(found, kind, sums)
     found.unseen = json.loads(about["unseen"])
     found.steps = int(about["steps"])
