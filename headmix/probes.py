@@ -279,24 +279,35 @@ def noise(
     f, n_f its tokens and E the scatter of fold f, R² n is ``yᵀMy`` for labels of variance 1, so
     that mean and variance are ``tr M`` and ``2 tr M²`` for Gaussian ones, and both are traces of
     products of such matrices. Documents unlike those fitted on (large E) cost what they cost.
+
+    Every fit has a mean of its own, of labels too. All are forms in ``[x − x̄, 1]``: between the
+    tokens of folds a and b, M is ``[x, 1] G_ab [x, 1]ᵀ``.
     """
     p = place(heads, outs, "concat" if name == "heads" else name)
     assert p is not None
-    w = p.width
+    w, units = p.width, (heads.n_heads, -1) if name == "heads" else (-1,)
 
     def of(M: Float[Tensor, "u u"]) -> Float[Tensor, "*unit w w"]:
         return of_heads(heads, p, M)[0] if name == "heads" else M[:w, :w]
+
+    def part(v: Float[Tensor, "u"]) -> Float[Tensor, "*unit w"]:
+        return v[:w].reshape(units)
 
     n, centre, _ = p.moments(folds)
     inverse, cost, scatter = {}, {}, {}
     mean = torch.zeros((), dtype=torch.float64)
     for f in folds:
         n_f, mean_f, C = p.moments([g for g in folds if g != f])
-        R = torch.cholesky_inverse(torch.linalg.cholesky(ridged(of(C))))
-        inverse[f] = R / n_f
-        cost[f] = inverse[f] @ of(p.about(f, mean_f)) @ inverse[f]
-        scatter[f] = of(p.about(f, centre))
-        mean = mean - _trace(cost[f], of(C)) * n_f / n
+        total = part(p.first[f] - p.count[f] * centre)
+        scatter[f] = _bordered(of(p.about(f, centre)), total, p.count[f].expand(total.shape[:-1]))
+        R = torch.cholesky_inverse(torch.linalg.cholesky(ridged(of(C)))) / n_f
+        loss = R @ of(p.about(f, mean_f)) @ R
+        mean = mean - _trace(loss, of(C)) * n_f / n
+        inverse[f] = _form(R, part(mean_f - centre))
+        cost[f] = _form(loss, part(mean_f - centre))
+        off = (inverse[f] @ scatter[f])[..., -1] / n_f  # labels, too, are about their mean
+        cost[f][..., -1, :] += off
+        cost[f][..., -1] += off
     every = torch.stack(list(cost.values())).sum(0)
     square = torch.zeros((), dtype=torch.float64)
     for a in folds:
@@ -304,8 +315,24 @@ def noise(
             G = cost[a] - every
             if a != b:
                 G = G + cost[b] + inverse[a] + inverse[b]
-            square = square + _trace(G @ scatter[b], scatter[a] @ G) * (1 if a == b else 2)
+            square = square + _trace(G @ scatter[b], G @ scatter[a]) * (1 if a == b else 2)
     return mean, 2 * square / n**2
+
+
+def _bordered(
+    M: Float[Tensor, "*unit w w"], v: Float[Tensor, "*unit w"], c: Float[Tensor, "*unit"]
+) -> Float[Tensor, "*unit w+1 w+1"]:
+    """``[[M, v], [vᵀ, c]]``."""
+    last = torch.cat([v, c[..., None]], -1)
+    return torch.cat([torch.cat([M, v[..., None]], -1), last[..., None, :]], -2)
+
+
+def _form(
+    M: Float[Tensor, "*unit w w"], point: Float[Tensor, "*unit w"]
+) -> Float[Tensor, "*unit w+1 w+1"]:
+    """``(x − point) M (x − point)ᵀ`` as a form in [x, 1]."""
+    v = (M @ point[..., None])[..., 0]
+    return _bordered(M, -v, (v * point).sum(-1))
 
 
 def _trace(A: Float[Tensor, "*unit w w"], B: Float[Tensor, "*unit w w"]) -> Float[Tensor, "*unit"]:

@@ -24,8 +24,7 @@ POINTS = 4096
 
 _NOISE = (
     "labels of Gaussian noise, given the activations: mean and sd of the quadratic form that R² "
-    "is; fitting noise costs, so that the mean lies below 0. Where documents differ much the sd is "
-    "up to twice too large" + INDEPENDENT
+    "is; fitting noise costs, so that the mean lies below 0" + INDEPENDENT
 )
 
 

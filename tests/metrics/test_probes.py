@@ -355,17 +355,48 @@ def shuffled(seed: int, n: int = 400) -> tuple[Heads, ReadOuts]:
     return heads, sums_of({"concat": z, "resid_pre": normal(n, 20)}, Y, sets)
 
 
+@pytest.mark.parametrize(("loud", "shift"), [(1.0, 3.0), (10.0, 10.0)])
+def test_the_null_of_held_out_r2_holds_where_documents_differ(loud: float, shift: float) -> None:
+    """Each fold has a loud direction and a mean of its own; 1000 labels of noise are read."""
+    g = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    z = normal(5, 60, 9)
+    for fold in range(5):
+        z[fold, :, fold] *= loud
+        z[fold] += shift * normal(9)
+    heads, labels = Heads(W_O=normal(3, 3, 9)), normal(300, 1000)
+    sets = tuple(LabelSet(f"noise {n}", (), n) for n in range(1000))
+    outs = sums_of({"concat": z.flatten(0, 1)}, labels, sets, document=60)
+    for metric in (OWN["probe_r2"], OWN["head_probe_r2"]):
+        value, (mean, sd) = metric(heads, outs), metric.null(heads, outs)
+        there = ~value.isnan().any(0)
+        value, mean, sd = (t.expand_as(value)[:, there] for t in (value, mean, sd))
+        assert (((value.mean(0) - mean[0]) / sd[0]).abs() < 0.15).all()  # four of 1/√1000
+        ratio = value.std(0) / sd[0]
+        assert ((0.9 < ratio) & (ratio < 1.1)).all()  # four of 1/√2000
+
+
 #: Metrics whose null says what unrelated labels give, and the share beyond 2 sd it may have: a
 #: normal law has 2.3 % on the upper side; 300 runs of up to ten numbers measure it.
 RATES = ("probe_r2", "head_probe_r2", "view_share", "view_share_unique", "probe_selectivity")
 
 
+@pytest.fixture(scope="module")
+def noise() -> list[tuple[Heads, ReadOuts]]:
+    """300 runs, shared: what one metric derives from their sums, the next need not."""
+    return [shuffled(seed) for seed in range(300)]
+
+
 @pytest.mark.parametrize("name", RATES)
-def test_on_shuffled_labels_nothing_is_found_more_often_than_the_null_says(name: str) -> None:
+def test_on_shuffled_labels_nothing_is_found_more_often_than_the_null_says(
+    noise: list[tuple[Heads, ReadOuts]], name: str
+) -> None:
     metric = OWN[name]
     distances = []
-    for seed in range(300):
-        heads, outs = shuffled(seed)
+    for heads, outs in noise:
         value, (mean, sd) = metric(heads, outs), metric.null(heads, outs)
         z = (value - mean) / sd
         distances.append(z[z.isfinite()].numpy().ravel())
@@ -377,10 +408,11 @@ def test_on_shuffled_labels_nothing_is_found_more_often_than_the_null_says(name:
     assert (z > 2).mean() < 0.05
 
 
-def test_accuracy_on_shuffled_labels_is_no_better_than_the_most_frequent_class() -> None:
+def test_accuracy_on_shuffled_labels_is_no_better_than_the_most_frequent_class(
+    noise: list[tuple[Heads, ReadOuts]],
+) -> None:
     beyond = []
-    for seed in range(300):
-        heads, outs = shuffled(seed)
+    for heads, outs in noise:
         value, (mean, sd) = (
             metrics.probe_accuracy(heads, outs),
             OWN["probe_accuracy"].null(heads, outs),
@@ -390,8 +422,8 @@ def test_accuracy_on_shuffled_labels_is_no_better_than_the_most_frequent_class()
     assert np.mean(beyond) < 0.05
 
 
-def test_shuffled_labels_save_no_description() -> None:
-    found = [metrics.probe_mdl(*shuffled(seed)) for seed in range(200)]
+def test_shuffled_labels_save_no_description(noise: list[tuple[Heads, ReadOuts]]) -> None:
+    found = [metrics.probe_mdl(*run) for run in noise]
     saved = torch.stack([m[~m.isnan()] for m in found])
     assert (saved > 0).double().mean() < 0.01
 
