@@ -6,6 +6,8 @@ OUT ?= reports/$(notdir $(MODEL)).html
 
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests take one core each.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 # One stamp a set of packages: installing is skipped until what it depends on changes.
@@ -28,10 +30,10 @@ claims: $(SLOW)  ## decide the seven claims; reports/claims.html (QUICK=1: rough
 	@$(BIN)/python analyses/claims.py $(if $(QUICK),--quick)
 
 test: $(DEV)  ## every test but the slow ones, doctests and the README included
-	$(BIN)/python -m pytest -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 test-all: $(SLOW)  ## the slow tests too: real models beyond the demo
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: $(DEV)  ## style, formatting and types
 	$(BIN)/ruff check .
