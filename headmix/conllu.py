@@ -21,7 +21,7 @@ class Words:
             have their own part of it where they spell it ("do" + "n't"); where they do not (French
             "du" for "de le") all of it is the first word's and the others have no characters.
         sentence: which sentence of the document.
-        head: the position of its head among the document's words; −1 for a root, or if not given.
+        head: the position of its head among the document's words; −1 for a root, −2 if not given.
         form, upos, xpos, deprel: as written, "_" where not given.
     """
 
@@ -149,8 +149,8 @@ class _Draft:
             self.number = number
             if head != "_" and not (head.isdecimal() and int(head) <= n_words):
                 self.fail(f"a HEAD from 0 to {n_words}", f"{head!r}")
-            root = head in ("_", "0")
-            self.heads.append(-1 if root else self.first + int(head) - 1)
+            known = {"0": -1, "_": -2}
+            self.heads.append(known[head] if head in known else self.first + int(head) - 1)
         self.n_sentences += bool(n_words)
         self.first, self.until, self.pending = len(self.rows), 0, []
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,8 @@ class Reading:
     def per_word(self, values: Shaped[np.ndarray, "word"]) -> Shaped[np.ndarray, "token"]:
         """A word's value at its last piece; none elsewhere."""
         none = NONE if values.dtype.kind == "U" else np.nan
+        if not len(values):
+            return np.full(len(self.tokens), none)
         return np.where(self.tokens.is_last, values[self.tokens.word], none)
 
     def column(self, name: str) -> Shaped[np.ndarray, "token"]:
@@ -117,26 +120,30 @@ def _word_initial(reading: Reading) -> Shaped[np.ndarray, "token"]:
 
 
 def _head_distance(reading: Reading) -> Float[np.ndarray, "token"]:
-    """Words between a word and its head, with sign; 0 for a root."""
+    """How many words further its head stands; negative for one before it, 0 for a root."""
     words = reading.tokens.words
-    if words is None or (words.deprel == "_").all():
+    if words is None:
         return np.full(len(reading.tokens), np.nan)
-    here = np.arange(len(words))
-    return reading.per_word(np.where(words.head < 0, 0, words.head - here).astype(float))
+    away = np.where(words.head < 0, 0.0, words.head - np.arange(len(words)))
+    return reading.per_word(np.where(words.head == -2, np.nan, away))
 
 
 def _depth(reading: Reading) -> Float[np.ndarray, "token"]:
     """Arcs from a word to the root of its sentence."""
     words = reading.tokens.words
-    if words is None or (words.deprel == "_").all():
+    if words is None or not len(words):
         return np.full(len(reading.tokens), np.nan)
-    depth, up = np.zeros(len(words)), words.head.copy()
-    for _ in range(len(words)):  # at most; a sentence's depth in practice
-        if (up < 0).all():
-            break
+    depth, up = np.zeros(len(words)), words.head
+    for _ in range(int(np.bincount(words.sentence).max())):
         depth += up >= 0
-        up = np.where(up < 0, -1, words.head[up])
-    return reading.per_word(depth)
+        up = np.where(up < 0, up, words.head[up])
+    if (up >= 0).any():
+        word = str(words.form[np.argmax(up >= 0)])
+        raise ValueError(
+            f"depth in {reading.tokens.name}: from the word {word!r} heads lead "
+            "round in a circle and to no root: correct HEAD there"
+        )
+    return reading.per_word(np.where(up == -2, np.nan, depth))
 
 
 #: The labels that have a name.
@@ -207,8 +214,9 @@ def parse(labels: Any, text: Any = None) -> tuple[dict[str, Any], Any]:
     if isinstance(labels, str):
         names, equals, file = labels.partition("=")
         if equals and text is not None and str(text) != file:
+            other = repr(text) if isinstance(text, str | PurePath) else "that is given"
             raise ValueError(
-                f"labels of {file!r} for the text {text!r}: the file after = is the text; name one"
+                f"labels of {file!r} for the text {other}: the file after = is the text; name one"
             )
         labels, text = [n.strip() for n in names.split(",") if n.strip()], file or text
     if not isinstance(labels, Mapping):
@@ -233,7 +241,7 @@ def into_words(document: Document) -> Document:
         start,
         end,
         sentence=np.zeros(len(found), np.int64),
-        head=np.full(len(found), -1),
+        head=np.full(len(found), -2),
         form=np.array([m[0] for m in found], str),
         upos=unknown,
         xpos=unknown,
@@ -253,6 +261,8 @@ class LabelSet:
         share: of the labelled tokens, how many are of each class.
         control: whether it is a control task: classes dealt at random to types of words, as often
             as the real ones (Hewitt & Liang 2019).
+        centre, scale: of a number, its mean and sd: its column counts sds from the mean, so that
+            sums of years lose no digits, and metres weigh as much as millimetres.
     """
 
     name: str
@@ -260,6 +270,8 @@ class LabelSet:
     start: int
     share: tuple[float, ...] = ()
     control: bool = False
+    centre: float = 0.0
+    scale: float = 1.0
 
     @property
     def width(self) -> int:
@@ -339,7 +351,7 @@ class Labelling:
             if s.classes:
                 columns[np.arange(len(codes)), s.start + codes[:, n].astype(int)] = 1
             else:
-                columns[:, s.start] = codes[:, n]
+                columns[:, s.start] = (codes[:, n] - s.centre) / s.scale
         return columns
 
 
@@ -385,7 +397,7 @@ def label(
                 f"; {name}: {sum(int((_has(a) & r).sum()) for a, r in zip(v, ran, strict=True))}"
                 for name, v in values.items()
             )
-            + ". Labels of syntax need CoNLL-U"
+            + ". Labels of syntax need CoNLL-U that gives them (_ is none)"
         )
     types = [_types(d) for d in documents]
     sets: list[LabelSet] = []
@@ -423,9 +435,9 @@ def _values(
 ) -> list[np.ndarray]:
     """A label's values by document: words as text, numbers as floats."""
     if callable(of):
-        found = [np.asarray(of(reading)) for reading in readings]
+        found = [_plain(of(reading)) for reading in readings]
     else:
-        given = np.asarray(of)
+        given = _plain(of)
         sizes = [int(r.sum()) for r in ran]
         if given.shape != (sum(sizes),):
             raise ValueError(
@@ -440,8 +452,26 @@ def _values(
                 f"label {name!r}: values of shape {list(v.shape)} for document {n}, which has "
                 f"{len(r)} tokens"
             )
-    plain = all(v.dtype.kind in "f" for v in found)
-    return [v.astype(float) if plain else v.astype(str) for v in found]
+    if all(v.dtype.kind == "f" for v in found):
+        return [v.astype(float) for v in found]
+    return [
+        np.where(np.isnan(v), NONE, v.astype(str)) if v.dtype.kind == "f" else v.astype(str)
+        for v in found
+    ]
+
+
+def _plain(values: Any) -> np.ndarray:
+    """Numbers or words; of objects, None and NaN say that a token has none."""
+    values = np.asarray(values)
+    if values.dtype.kind != "O" or values.ndim != 1:
+        return values
+    none = [v is None or v != v for v in values.tolist()]
+    numbers = all(n or isinstance(v, float) for n, v in zip(none, values.tolist(), strict=True))
+    return (
+        np.where(none, np.nan, values).astype(float)
+        if numbers
+        else np.where(none, NONE, [str(v) for v in values.tolist()])
+    )
 
 
 def _spread(part: np.ndarray, ran: np.ndarray) -> np.ndarray:
@@ -474,9 +504,16 @@ def _encode(
     """A label as numbers, by document, and its control task."""
     seen = np.concatenate([v[h] for v, h in zip(values, has, strict=True)])
     if seen.dtype.kind == "f":
+        if not np.isfinite(seen).all():
+            raise ValueError(
+                f"label {name!r} is infinite for {int(np.isinf(seen).sum())} tokens: NaN says that "
+                "a token has none"
+            )
         if seen.min() == seen.max():
             raise ValueError(f"label {name!r} is {seen[0]} for every token: nothing to find")
-        return [(LabelSet(name, (), start), list(values))]
+        mean = float(seen.mean())
+        number = LabelSet(name, (), start, centre=mean, scale=float(seen.std()))
+        return [(number, list(values))]
     common = [c for c, _ in Counter(seen.tolist()).most_common()]
     if len(common) < 2:
         raise ValueError(f"label {name!r} is {common[0]!r} for every token: nothing to find")

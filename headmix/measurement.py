@@ -104,6 +104,11 @@ def measure(
     asked = None
     if labels is not None:
         asked, text = parse(labels, text)
+        if text is None:
+            raise ValueError(
+                "labels of which text? pass text= ('default' is one), or the file that has them: "
+                "labels='pos=corpus.conllu'"
+            )
     chosen = _chosen_metrics(metrics, text is not None, asked is not None, bool(causal))
     names = _chosen_layers(model, layers)
     report = progress or (lambda what, done, total: None)

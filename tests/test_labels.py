@@ -15,10 +15,12 @@ from transformers import PreTrainedTokenizerFast
 
 import headmix as hm
 from headmix.activations import accumulate
-from headmix.labels import CONTROL, OTHER, LabelSet, parse
+from headmix.labels import CONTROL, OTHER, LabelSet, Reading, into_words, named, parse
 from headmix.model import AttentionModel
 from headmix.packing import Batches, batches
 from headmix.readouts import LADDER
+from headmix.text import Document
+from headmix.tokens import Tokens
 
 #: Two sentences in two documents: "The dogs didn't bark ." and "Dogs sleep ."
 CONLLU = """# newdoc id = one
@@ -147,10 +149,67 @@ def test_what_has_no_label_says_so(model: AttentionModel) -> None:
         parse("foo")
     with pytest.raises(ValueError, match=r"labels of 'a\.conllu' for the text 'b.txt'"):
         parse("pos=a.conllu", "b.txt")
+    with pytest.raises(ValueError, match="for the text that is given"):
+        parse("pos=a.conllu", ["a whole document"])
     with pytest.raises(ValueError, match="no label was named"):
         parse("")
     with pytest.raises(ValueError, match="labels belong to the tokens of text"):
         batches(model, [torch.zeros(1, 3, dtype=torch.long)], labels=parse("position")[0], folds=1)
+
+
+def test_a_tree_that_is_not_there_is_no_label(model: AttentionModel, tmp_path: Path) -> None:
+    path = tmp_path / "heads.conllu"
+    path.write_text(CONLLU.replace("VBP\t_\t0", "VBP\t_\t_"))  # "sleep" has no HEAD
+    assert label_of(labelled(model, path, "depth"), "depth")[-4:] == [None, None, None, None]
+    away = label_of(labelled(model, path, "head_distance"), "head_distance")
+    assert away[-4:] == [None, 1, None, -1]
+    path.write_text(CONLLU.replace("VB\t_\t0", "VB\t_\t2"))  # dogs and bark head each other
+    with pytest.raises(ValueError, match="depth in one: from the word 'The' heads lead round"):
+        labelled(model, path, "depth")
+
+
+def test_none_in_an_array_of_words_is_no_class(model: AttentionModel) -> None:
+    ids = [[4, 5, 12], [10, 11, 5, 12]]
+    given = np.array(["a", None, "b", "a", float("nan"), "b", "a"], object)
+    found = labelled(model, ids, mine=given)
+    assert found.labelling.sets[0].classes == ("a", "b")
+    assert label_of(found, "mine") == ["a", None, "b", "a", None, "b", "a"]
+    scores = np.array([0.5, None, 2.0, 1.0, 1.0, 1.0, 3.0], object)
+    assert label_of(labelled(model, ids, score=scores), "score") == [0.5, None, 2, 1, 1, 1, 3]
+    # a document none of whose tokens has the label
+    half = labelled(
+        model, ids, half=lambda r: ["a", "b", "a", "b"] if len(r.pieces) > 3 else [None] * 3
+    )
+    assert label_of(half, "half") == [None] * 3 + ["a", "b", "a", "b"]
+    with pytest.raises(ValueError, match="'far' is infinite for 1 tokens"):
+        labelled(model, ids, far=np.array([1, 2, np.inf, 1, 2, 3, 4]))
+
+
+def test_a_document_without_words_has_no_labels_of_words(model: AttentionModel) -> None:
+    no = np.zeros(2, bool)
+    words = into_words(Document("blank", " \n ")).words
+    blank = Tokens("blank", np.array([4, 5]), ~no, np.full(2, -1), no, no, True, words)
+    reading = Reading(blank, ["Ġ", "Ċ"], np.array([1, 1]), np.arange(2))
+    for name in ("upos", "word_form", "capitalised", "word_initial", "previous_upos"):
+        assert named(name)(reading).tolist() == ["", ""]
+    for name in ("depth", "head_distance"):
+        assert np.isnan(named(name)(reading)).all()
+
+
+@pytest.mark.parametrize(("origin", "unit"), [(1e6, 1.0), (0.0, 1e-6), (0.0, 1e30)])
+def test_the_origin_and_unit_of_a_number_do_not_matter(
+    model: AttentionModel, origin: float, unit: float
+) -> None:
+    ids = np.random.default_rng(0).integers(4, 19, (12, 40))
+    score = ids.ravel() % 3 + np.random.default_rng(1).standard_normal(480) / 4
+    found = []
+    for given in (score, origin + unit * score):
+        labels = {"score": given, "mine": ids.ravel() % 2}
+        outs = hm.read_outs(model, labels, ids, folds=3, layers=[0])["L0"]
+        heads = model.heads(0)
+        found.append((hm.metrics.probe_r2(heads, outs), hm.metrics.view_share_unique(heads, outs)))
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
 
 
 def test_rare_classes_become_one(model: AttentionModel) -> None:
@@ -255,6 +314,8 @@ def test_measure_puts_probes_beside_everything_else(model: AttentionModel) -> No
     assert (ds.probe_r2_low <= ds.probe_r2_high).all()
     assert (ds.probe_selectivity.sel(label="mine") > -0.3).all()
     assert ds.probe_accuracy.sel(label="noise").isnull().all()
+    with pytest.raises(ValueError, match="labels of which text"):
+        hm.measure(model, labels={"mine": mine})
     with pytest.raises(ValueError, match="look for labels in the text: pass labels="):
         hm.measure(model, ids, metrics="probe_r2")
     plain = hm.measure(model, ids, folds=3)
