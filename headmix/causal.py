@@ -59,8 +59,13 @@ class Runs:
             raise NotApplicable(f"{model.name} was read for its weights alone and cannot be run")
         self.heads, self.options, self.batches = heads, options, batches
         pairs = {model.layer_name(layer): chosen for layer, chosen in options.pairs.items()}
+        if left_out := [name for name in pairs if name not in heads]:
+            raise ValueError(
+                f"pairs of {', '.join(left_out)}, which is not among the layers measured: "
+                f"{', '.join(heads)}"
+            )
         members = {name: units(h, pairs.get(name, ())) for name, h in heads.items()}
-        pool = Pool.of(batches, options.tokens)
+        pool = Pool.of(batches, options.tokens, seed)
 
         def part(tokens: int) -> Excerpt:
             return excerpt(
@@ -158,7 +163,7 @@ class Runs:
             done(self.forwards, total)
 
         for kind, work in self.work.items():
-            for n, run in enumerate(self.text[kind]):
+            for run in self.text[kind]:
                 entered = False
                 for layer in self.heads:
                     number += 1
@@ -166,20 +171,20 @@ class Runs:
                         self.forwards += len(work.work(layer))
                         continue
                     if not entered and getattr(self.found, kind):
-                        self._enter(kind, stages[kind], run, n)
+                        self._enter(kind, stages[kind], run)
                         entered = True
                     self._step(kind, work, layer, ran)
                     self.found.steps = number
                     if after():
                         return
 
-    def _enter(self, kind: str, stage: Stage, run: Pass, number: int) -> None:
+    def _enter(self, kind: str, stage: Stage, run: Pass) -> None:
         """Begin a pass; where that is not possible, no layer can be measured, and why is noted."""
         try:
             replacements = getattr(self.work[kind], "replacements", ())
             if "mean" in replacements and not stage.means:
                 stage.find_means(self.text[kind])
-            stage.enter(run, number)
+            stage.enter(run)
         except NotApplicable as reason:
             self.found.unseen[kind] = dict.fromkeys(self.heads, str(reason))
             getattr(self.found, kind).clear()

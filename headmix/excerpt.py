@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headmix.capture import Batch
-from headmix.feed import Feed, TextBatch
+from headmix.feed import Feed
 from headmix.heads import NotApplicable
 from headmix.model import AttentionModel
 from headmix.packing import Batches, pack
@@ -103,21 +103,18 @@ class Pool:
     max_length: int
 
     @classmethod
-    def of(cls, batches: Batches, tokens: int) -> "Pool":
+    def of(cls, batches: Batches, tokens: int, seed: int = 0) -> "Pool":
         """Many times the tokens that are wanted; of a user's own batches just about as many."""
-        windows: list[Window] = []
+        if batches.windows:
+            return cls(_some(batches.windows, tokens, seed), [], batches.max_length)
         given: list[Batch] = []
         seen = 0
         for batch in batches:
-            if isinstance(batch, TextBatch):
-                windows += batch.windows
-            else:
-                given.append(batch)
+            given.append(batch)
             seen += batch.tokens
-            enough = max(POOL * tokens, FEWEST) if windows else tokens
-            if seen >= enough and len(given) != 1:  # one has no other to be resampled from
+            if seen >= tokens and len(given) != 1:  # one has no other to be resampled from
                 break
-        return cls(windows, given, batches.max_length)
+        return cls([], given, batches.max_length)
 
 
 def excerpt(
@@ -138,6 +135,18 @@ def excerpt(
     chosen = _cut(_draw(pool.windows, tokens, folds, seed), pool.windows)
     feed = Feed(model, pool.max_length)
     return _of_windows(feed, chosen, pool.windows, folds, tokens_per_batch, seed)
+
+
+def _some(windows: Sequence[Window], tokens: int, seed: int) -> list[Window]:
+    """Drawn at random until there are enough, whatever batches they are run in."""
+    enough, seen = max(POOL * tokens, FEWEST), 0
+    some: list[Window] = []
+    for window in random.Random(seed).sample(windows, len(windows)):
+        if seen >= enough:
+            break
+        some.append(window)
+        seen += window.tokens.n_counted
+    return some
 
 
 def _draw(pool: Sequence[Window], tokens: int, folds: int, seed: int) -> list[Window]:
@@ -191,6 +200,7 @@ def _of_windows(
 ) -> Excerpt:
     dice = random.Random(seed)
     fold_of = {(w.document, w.start): w.fold for w in chosen}
+    donor_of = {(w.document, w.start): _donor(w, pool, dice) for w in chosen}  # in any batch
     alike = [replace(w, fold=0) for w in chosen]  # rows of all folds share a pass
     met: set[int] = set()
     passes = []
@@ -200,7 +210,7 @@ def _of_windows(
         for w, f in zip(rows, fold.tolist(), strict=True):
             documents[f] += w.document not in met
             met.add(w.document)
-        donors = [_donor(w, pool, dice) for w in rows]
+        donors = [donor_of[w.document, w.start] for w in rows]
         other = None if None in donors else feed.batch([d for d in donors if d is not None]).inputs
         batch = feed.batch(rows)
         passes.append(Pass(batch.inputs, other, batch.keep, fold, documents))

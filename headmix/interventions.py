@@ -20,7 +20,7 @@ class Interventions:
         masked_share: of the tokens that count, how many are hidden from a masked model.
 
     Raises:
-        ValueError: an unknown replacement, or less than one token.
+        ValueError: an unknown replacement, less than one token or pair, or a share that is none.
     """
 
     tokens: int = 2000
@@ -40,6 +40,11 @@ class Interventions:
             raise ValueError(
                 f"interventions need at least one token, and masked_share in (0, 1]; got "
                 f"tokens={self.tokens}, masked_share={self.masked_share}"
+            )
+        if self.interactions < 0 or self.most_pairs < 1:
+            raise ValueError(
+                f"interactions={self.interactions}, most_pairs={self.most_pairs}: expected "
+                "no tokens or more, and one pair or more"
             )
 
 

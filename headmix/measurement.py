@@ -341,6 +341,8 @@ def _chosen_metrics(
     causal = {n for n, m in known.items() if {*CAUSAL} & {*m.needs}}
     probes = {n for n, m in known.items() if "read_outs" in m.needs}
     activations = {n for n, m in known.items() if {*FROM_TEXT} & {*m.needs}}
+    if with_causal and not with_text:
+        raise ValueError("heads are replaced while text runs: pass text=, 'default' say")
     if names is None:
         left_out = (set() if with_text else activations) | (set() if with_labels else probes)
         left_out |= set() if with_causal else causal

@@ -1,9 +1,11 @@
 """outcomes: what a model gives at its end, so that what an intervention changes there can be told.
 
-The *output* is the last hidden state; models that predict tokens have a *loss* as well: causal ones
-on the next token, masked ones on tokens that are hidden from them.
+The *output* is the last hidden state, or what a module returns that has no base model within it;
+models that predict tokens have a *loss* as well: causal ones on the next token, masked ones on
+tokens that are hidden from them.
 """
 
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -87,7 +89,7 @@ class Outcomes:
         self.stream = _last_stream(model)
         self.end = _end(model.module)
 
-    def task(self, run: Pass, number: int) -> Task:
+    def task(self, run: Pass) -> Task:
         """What a pass asks of the model.
 
         Raises:
@@ -102,7 +104,7 @@ class Outcomes:
             at[:, :-1] = keep[:, 1:]
             answers = ids.roll(-1, 1)[at.to(ids.device)]
             return Task(run, at, answers)
-        at = self._hidden(keep, number)
+        at = self._hidden(ids, keep)
         where = at.to(ids.device)
         donor = run.donor
         if donor is not None and self._ids(donor)[1].shape == ids.shape:
@@ -119,11 +121,16 @@ class Outcomes:
                 return name, ids
         raise NotApplicable("the model predicts tokens, but its input names no token ids")
 
-    def _hidden(self, keep: Bool[Tensor, "row token"], number: int) -> Bool[Tensor, "row token"]:
-        """A seeded choice of the tokens that count."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        chosen = torch.rand(keep.shape, generator=generator) < self.share
-        return keep.cpu() & chosen
+    def _hidden(
+        self, ids: Int[Tensor, "row token"], keep: Bool[Tensor, "row token"]
+    ) -> Bool[Tensor, "row token"]:
+        """A seeded choice of the tokens that count: of a row the same, whatever its batch."""
+        at = keep.cpu().clone()
+        for row, own in zip(at, ids.cpu().long(), strict=True):
+            text = own[row].numpy().tobytes()
+            generator = torch.Generator().manual_seed(zlib.crc32(text, self.seed % 2**32))
+            row[row.clone()] = torch.rand(int(row.sum()), generator=generator) < self.share
+        return at
 
     def _hiding(self, inputs: Any, at: Bool[Tensor, "row token"]) -> Any:
         name, ids = self._ids(inputs)
@@ -229,6 +236,8 @@ def _end(module: nn.Module) -> nn.Module | None:
         end = dict(module.named_children()).get("ln_final")
         return end if isinstance(end, nn.Module) else None
     base = getattr(module, "base_model", None)
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False) and base is module:
+        base = module.get_decoder()  # T5 has its head beside encoder and decoder
     return base if isinstance(base, nn.Module) and base is not module else None
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from headmix.capture import Batch
 from headmix.feed import Feed, TextBatch
-from headmix.labels import Labelling, into_words, label
+from headmix.labelling import Labelling, label
+from headmix.labels import into_words
 from headmix.model import AttentionModel
 from headmix.text import Document, Text, read_text
 from headmix.tokens import Tokens, Window, windows
@@ -51,6 +52,7 @@ class Batches:
         attrs: what a result must say about its text: ``text``, ``text_rule``, and of text
             ``text_sha256`` (of the documents that were read) and ``text_unknown_tokens``.
         labelling: every token's labels, where they were asked for.
+        windows: of text, all rows of all batches, in the order of the text.
     """
 
     begin: Callable[[], Iterator[Batch]]
@@ -62,6 +64,7 @@ class Batches:
     max_length: int = 0
     once: bool = False
     labelling: Labelling | None = None
+    windows: Sequence[Window] = ()
 
     def __iter__(self) -> Iterator[Batch]:
         return self.begin()
@@ -153,6 +156,7 @@ def batches(
         max_length=feed.max_length,
         padding=1 - sum(map(sum, lengths)) / sum(len(row) * max(row) for row in lengths),
         labelling=labelling,
+        windows=tuple(chain.from_iterable(cut)),
     )
 
 

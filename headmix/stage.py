@@ -50,13 +50,13 @@ class Stage:
         self._donors: dict[str, Tensor] = {}
         self._proven: set[str] = set()
 
-    def enter(self, run: Pass, number: int) -> None:
+    def enter(self, run: Pass) -> None:
         """Run a pass as it is, and the pass of other documents that it is resampled from.
 
         Raises:
             NotApplicable: the output cannot be read, token by token.
         """
-        self.task = self.read.task(run, number)
+        self.task = self.read.task(run)
         self.run = self.task.run
         with self.replay.record():
             self.clean = self.read.run(self.task)
@@ -90,8 +90,8 @@ class Stage:
         """The mean of z over the tokens that count, and over each special token around them."""
         sums: dict[str, Tensor] = {}
         counts: dict[str, Tensor] = {}
-        for number, run in enumerate(runs):
-            run = self.read.task(run, number).run
+        for run in runs:
+            run = self.read.task(run).run
 
             def see(layer: str, z: Tensor, run: Pass = run) -> None:
                 try:

@@ -95,11 +95,16 @@ def documents(n: int = 6, length: int = 12, seed: int = 0) -> list[list[int]]:
     return [torch.randint(5, 99, (size,), generator=generator).tolist() for size in sizes]
 
 
-def prepare(model: AttentionModel, text: object = None, **options: object) -> Runs:
+def prepare(
+    model: AttentionModel, text: object = None, *, tokens_per_batch: int = 48, **options: object
+) -> Runs:
     options = {"tokens": 60, "interactions": 0} | options
-    feed = batches(model, text or documents(), folds=FOLDS, max_length=16)
+    feed = batches(
+        model, text or documents(), folds=FOLDS, max_length=16, tokens_per_batch=tokens_per_batch
+    )
     heads = {name: model.heads(name) for name in model.layers}
-    return Runs(model, heads, feed, Interventions(**options), folds=FOLDS, tokens_per_batch=48)
+    how = Interventions(**options)
+    return Runs(model, heads, feed, how, folds=FOLDS, tokens_per_batch=tokens_per_batch)
 
 
 def ran(model: AttentionModel, text: object = None, **options: object) -> Runs:
@@ -182,7 +187,7 @@ def test_zero_is_what_is_left_without_the_rows_of_W_O(kind: str) -> None:
 
 def last_hidden(module: nn.Module, run: Pass) -> Tensor:
     """The last hidden state of the tokens that count, read without headmix."""
-    base = getattr(module, "base_model", module)
+    base = module.decoder if hasattr(module, "decoder") else getattr(module, "base_model", module)
     seen: list[Tensor] = []
 
     def hook(module: nn.Module, inputs: object, output: object) -> None:
@@ -207,7 +212,7 @@ def test_resampling_takes_the_same_position_of_another_document(kind: str) -> No
         model.forward(run.inputs)
     with model.sites[layer].watch(lambda z, out: others.append(z.clone())):
         model.forward(run.donor)
-    runs.stage.enter(run, 0)
+    runs.stage.enter(run)
     members = torch.arange(4) == head
     whole = kind == "albert"  # watchers count the calls of its one module
     with (
@@ -234,7 +239,7 @@ def test_a_model_is_left_as_it_was() -> None:
     before = {n: p.clone() for n, p in model.module.state_dict().items()}
     ran(model, interactions=30)
     runs = prepare(model)
-    runs.stage.enter(runs.text["effects"].passes[0], 0)
+    runs.stage.enter(runs.text["effects"].passes[0])
     members = torch.ones(4, dtype=torch.bool)
     with pytest.raises(RuntimeError, match="fails"), runs.stage.replaced("L1", members, "zero"):
         raise RuntimeError("it fails")
@@ -262,6 +267,36 @@ def test_groups_are_replaced_together() -> None:
         units(heads, [(2, 2)])
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "masked"])
+def test_the_size_of_batches_changes_nothing_that_is_drawn(kind: str) -> None:
+    """The same windows, donors and hidden tokens: only sums are rounded in another order."""
+    model = MODELS[kind]() if kind in MODELS else masked()
+    text = documents(9)
+    if kind == "masked":
+        text = [" ".join(f"word {n * k}" for k in range(9 - n % 3)) for n in range(9)]
+    few, many = (
+        ran(model, text, tokens_per_batch=size, tokens=50, interactions=20) for size in (16, 500)
+    )
+    assert len(few.text["effects"]) > len(many.text["effects"]) == 1
+    for layer, expected in many.found.effects.items():
+        found = few.found.effects[layer]
+        assert torch.equal(found.predictions, expected.predictions)
+        for name in ("clean_loss", "distance", "loss"):
+            a, b = getattr(found, name), getattr(expected, name)
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+    for layer, expected in many.found.interactions.items():
+        a, b = few.found.interactions[layer].joint, expected.joint
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-7)
+
+
+def test_a_model_with_a_head_beside_its_decoder_is_read_before_the_head() -> None:
+    model = MODELS["t5"]()
+    runs = prepare(model)
+    runs.stage.enter(runs.text["effects"].passes[0])
+    assert runs.stage.clean.output.shape[1] == model.module.config.d_model
+    assert runs.stage.clean.logits.shape[1] == model.module.config.vocab_size
+
+
 def test_a_masked_model_is_asked_for_what_is_hidden() -> None:
     model = masked()
     text = [f"word {n} and so on to the end of it, {n} times" for n in range(8)]
@@ -270,7 +305,7 @@ def test_a_masked_model_is_asked_for_what_is_hidden() -> None:
     assert runs.stage.read.objective == "masked"
     assert 0.1 < float(effects.predictions.sum() / effects.n) < 0.5
     run = runs.text["effects"].passes[0]
-    task = runs.stage.read.task(run, 0)
+    task = runs.stage.read.task(run)
     ids = task.run.inputs["input_ids"]
     mask = model.tokenizer.mask_token_id
     assert torch.equal(ids == mask, task.at)
@@ -452,8 +487,8 @@ def test_sums_add_up() -> None:
     whole = runs.found.effects["L1"]
     again = prepare(model, replacements=("resample", "zero"))
     parts = []
-    for n, run in enumerate(again.text["effects"]):
-        again.stage.enter(run, n)
+    for run in again.text["effects"]:
+        again.stage.enter(run)
         parts.append(again.work["effects"].run("L1", lambda: None))
     assert len(parts) > 1
     total = parts[0]
@@ -565,6 +600,15 @@ def test_what_cannot_be_run_has_a_reason() -> None:
     assert "Nothing was resampled" in alone.attrs["causal"]
     with pytest.raises(ValueError, match="unknown replacement median; known: resample"):
         Interventions(replacements=("median",))
+    with pytest.raises(ValueError, match="interactions=-1, most_pairs=100: expected no tokens or"):
+        Interventions(interactions=-1)
+    with pytest.raises(ValueError, match="expected no tokens or more, and one pair or more"):
+        Interventions(most_pairs=0)
+    pairs = Interventions(tokens=20, pairs={"L0": [(0, 1)]})
+    with pytest.raises(ValueError, match="pairs of L0, which is not among the layers measured: L1"):
+        hm.measure(MODELS["bert"](), documents(), folds=FOLDS, layers="L1", causal=pairs)
+    with pytest.raises(ValueError, match="heads are replaced while text runs: pass text="):
+        hm.measure(MODELS["bert"](), causal=True)
     with pytest.raises(ValueError, match="objective 'next': expected one of causal"):
         prepare(MODELS["bert"](), objective="next")
     with pytest.raises(ValueError, match="its tokenizer has no mask token"):

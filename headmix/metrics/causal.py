@@ -96,9 +96,9 @@ def head_ablation(effects: Effects) -> Float[Tensor, "head"]:
     """How far the model's output moves when a head says what it says of another document.
 
     Relative Euclidean distance of the output of each token, mean over tokens; z_h is replaced by z
-    of another document at the same position. The output is the last hidden state: what the model
-    returns, before any head for a task. 0 for a head on which nothing depends; two unrelated
-    outputs of the same length are about √2 apart.
+    of another document at the same position. The output is the last hidden state, before any head
+    for a task; of a module of one's own, what it returns. 0 for a head on which nothing depends;
+    two unrelated outputs of the same length are about √2 apart.
     """
     return _of_heads(effects, "distance", "resample")
 
