@@ -12,7 +12,7 @@ from torch import Tensor
 from headmix.attention import AttentionPatterns
 from headmix.blocks import Block, ReadOutWatcher
 from headmix.heads import ALL_LAYERS, Heads
-from headmix.labels import Labelling
+from headmix.labelling import Labelling
 from headmix.model import AttentionModel, Enough, PatternWatcher, Watcher
 from headmix.moments import Moments
 from headmix.readouts import ReadOuts

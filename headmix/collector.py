@@ -10,7 +10,7 @@ import xarray as xr
 
 from headmix.heads import Heads
 from headmix.jackknife import interval
-from headmix.labels import Labelling
+from headmix.labelling import Labelling
 from headmix.linalg import LinalgError
 from headmix.readouts import LADDER
 from headmix.registry import FROM_TEXT, LABELS, Metric, NotApplicable

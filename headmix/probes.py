@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headmix.heads import Heads, NotApplicable
-from headmix.labels import LabelSet
+from headmix.labelling import LabelSet
 from headmix.readouts import ReadOuts
 from headmix.sums import symmetric
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from headmix.labels import Labelling, LabelSet
+from headmix.labelling import Labelling, LabelSet
 from headmix.sums import Sums, add_scatter
 
 #: Where labels are read, in the order in which information passes.

@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 import headmix as hm
 from headmix.activations import accumulate
-from headmix.labels import CONTROL, OTHER, LabelSet, Reading, into_words, named, parse
+from headmix.labelling import CONTROL, OTHER, LabelSet
+from headmix.labels import Reading, into_words, named, parse
 from headmix.model import AttentionModel
 from headmix.packing import Batches, batches
 from headmix.readouts import LADDER

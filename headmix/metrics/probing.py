@@ -15,7 +15,7 @@ from torch import Tensor
 from headmix import probes
 from headmix.activity import INDEPENDENT
 from headmix.heads import Heads
-from headmix.labels import LabelSet
+from headmix.labelling import LabelSet
 from headmix.readouts import LADDER, ReadOuts
 from headmix.registry import NotApplicable, metric
 

@@ -24,7 +24,7 @@ from headmix import labels as labelling
 from headmix import metrics, probes
 from headmix.activations import accumulate
 from headmix.blocks import find_block
-from headmix.labels import LabelSet
+from headmix.labelling import LabelSet
 from headmix.model import AttentionModel
 from headmix.packing import Batches, batches
 from headmix.readouts import LADDER, ReadOuts

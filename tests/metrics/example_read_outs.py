@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from headmix.labels import LabelSet
+from headmix.labelling import LabelSet
 from headmix.readouts import LabelledSums, ReadOuts
 
 #: Two labels and their control tasks.

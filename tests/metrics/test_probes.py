@@ -10,7 +10,7 @@ from sklearn.linear_model import LinearRegression, Ridge
 
 from headmix import metrics, probes
 from headmix.heads import Heads
-from headmix.labels import LabelSet
+from headmix.labelling import LabelSet
 from headmix.metrics.views import eraser
 from headmix.readouts import LADDER, ReadOuts
 from headmix.registry import NotApplicable
