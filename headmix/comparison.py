@@ -173,12 +173,26 @@ def _left_out(a: xr.Dataset, b: xr.Dataset, both: list[str]) -> Iterator[tuple[s
             yield name, f"only run {'B' if name not in a else 'A'} has it"
         elif a[name].dtype.kind != "f":
             yield name, "words have no difference: see each run"
+        elif unlike := _unlike(a[name], b[name]):
+            dim, *labels = unlike
+            yield name, f"{dim} is {' and '.join(map(str, labels))} in the two runs"
         else:
             yield name, f"shapes {list(a[name].shape)} and {list(b[name].shape)} differ"
 
 
 def _comparable(a: xr.DataArray, b: xr.DataArray) -> bool:
-    return a.dtype.kind == b.dtype.kind == "f" and a.dims == b.dims and a.shape == b.shape
+    same = a.dtype.kind == b.dtype.kind == "f" and a.dims == b.dims and a.shape == b.shape
+    return same and not _unlike(a, b)
+
+
+def _unlike(a: xr.DataArray, b: xr.DataArray) -> tuple[str, list[Any], list[Any]] | None:
+    """An axis as long in both whose entries stand for other things, and what they stand for."""
+    for dim in map(str, a.dims):
+        if dim in a.coords and dim in b.coords and a.sizes[dim] == b.sizes.get(dim):
+            labels = a[dim].values.tolist(), b[dim].values.tolist()
+            if labels[0] != labels[1]:
+                return dim, *labels
+    return None
 
 
 def _difference(name: str, a: xr.Dataset, b: xr.Dataset) -> dict[str, xr.DataArray]:

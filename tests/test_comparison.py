@@ -131,6 +131,18 @@ def test_the_page_of_a_comparison(tmp_path) -> None:
     assert np.array_equal(again.write_change, ds.write_change)
 
 
+def test_what_other_labels_say_is_not_subtracted() -> None:
+    a = hm.measure(small_model())
+    share = ("layer", "label"), np.ones((3, 1)), {"title": "Share"}
+    runs = [a.assign(share=share).assign_coords(label=[name]) for name in ("upos", "depth")]
+    ds = hm.compare(*runs)
+    assert "share" not in ds
+    assert "label" not in ds.dims
+    said = json.loads(ds.attrs["skipped"])["share"][""]
+    assert said == "label is ['upos'] and ['depth'] in the two runs"
+    assert float(np.abs(hm.compare(runs[0], runs[0]).share).max()) == 0
+
+
 def test_what_cannot_be_compared_is_said() -> None:
     small = hm.measure(small_model())
     folded = small.assign_attrs(processing="folded")

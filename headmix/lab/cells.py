@@ -34,6 +34,9 @@ class Cell:
         steps, batch: as in ``train``.
         learning_rates: those among which each variant's is chosen.
         variants: those compared here; all where None.
+
+    Raises:
+        ValueError: an unknown task, or no learning rate.
     """
 
     task: str
@@ -45,6 +48,12 @@ class Cell:
     batch: int = 32
     learning_rates: tuple[float, ...] = (4e-3, 1e-2, 2.5e-2)
     variants: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ValueError(f"unknown task {self.task!r}; known: {', '.join(TASKS)}")
+        if not self.learning_rates:
+            raise ValueError(f"{self.task}: no learning rate to train at")
 
     @property
     def architecture(self) -> str:

@@ -56,13 +56,23 @@ def experiment(
         run. ``save`` and ``open_results`` keep it.
 
     Raises:
-        ValueError: an unknown variant, or no cells.
+        ValueError: an unknown variant, no cells, or what would be written to the same place twice.
     """
     variants, seeds = tuple(variants), tuple(seeds)
     known = (*VARIANTS, ONE_HEAD)
     if unknown := set(variants) - set(known):
         raise ValueError(f"unknown variants {sorted(unknown)}; known: {', '.join(known)}")
     jobs = [(cell, v) for cell in cells for v in variants if cell.includes(v)]
+    places = [(cell.task, cell.architecture) for cell in cells]
+    if (
+        len({*places}) < len(places)
+        or len({*variants}) < len(variants)
+        or len({*seeds}) < len(seeds)
+    ):
+        raise ValueError(
+            f"each task and architecture, variant and seed has one place in the results: {places}, "
+            f"{variants}, seeds {seeds}"
+        )
     if not jobs:
         raise ValueError(f"nothing to run: {len(cells)} cells, variants {variants}")
     ds = _empty(cells, variants, seeds)
@@ -120,8 +130,10 @@ def against(ds: xr.Dataset, baseline: str = "full") -> xr.Dataset:
         says how far seeds agree; it is no p-value.
 
     Raises:
-        ValueError: fewer than two seeds.
+        ValueError: fewer than two seeds, or a baseline that was not run.
     """
+    if baseline not in ds.variant:
+        raise ValueError(f"no variant {baseline!r}; there are {', '.join(ds.variant.values)}")
     n = ds.sizes["seed"]
     if n < 2:
         raise ValueError(f"{n} seed: an interval needs two or more")

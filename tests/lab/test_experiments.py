@@ -83,6 +83,8 @@ def test_differences_are_paired_by_seed() -> None:
     assert found.low.item() == pytest.approx(test.low)
     assert found.high.item() == pytest.approx(test.high)
     assert lab.against(ds).difference.sel(variant="full").item() == 0
+    with pytest.raises(ValueError, match="no variant 'none'; there are full, identity"):
+        lab.against(ds, "none")
     with pytest.raises(ValueError, match="1 seed: an interval needs two or more"):
         lab.against(ds.isel(seed=[0]))
 
@@ -92,6 +94,16 @@ def test_what_cannot_be_run_is_refused() -> None:
         lab.experiment(CELLS, variants=["none"])
     with pytest.raises(ValueError, match="nothing to run: 1 cells"):
         lab.experiment(CELLS[:1], variants=[ONE_HEAD])
+    with pytest.raises(ValueError, match="unknown task 'xoor'; known: xor, xor_free"):
+        lab.Cell("xoor")
+    with pytest.raises(ValueError, match="xor: no learning rate to train at"):
+        lab.Cell("xor", learning_rates=())
+    with pytest.raises(
+        ValueError, match=r"has one place in the results: \[\('threshold', 'bare'\), "
+    ):
+        lab.experiment([CELLS[0], replace(CELLS[0], steps=5)])
+    with pytest.raises(ValueError, match=r"seeds \(0, 0\)"):
+        lab.experiment(CELLS[:1], seeds=[0, 0])
     config = lab.Config(5, mlp=False)
     with pytest.raises(ValueError, match="no feed-forward to widen"):
         lab.match(config, config)
