@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import relu, scaled_dot_product_attention
 
-from headmix.lab.outputs import OUTPUTS, output_projection
+from headmix.lab.outputs import OUTPUTS, Masked, output_projection
 
 #: The variants of W_O that the experiments compare, as fields of a ``Config``.
 VARIANTS: dict[str, dict[str, str | bool]] = {
@@ -244,8 +244,9 @@ class Transformer(nn.Module):
 
     @property
     def n_parameters(self) -> int:
-        """Numbers that training may change."""
-        return sum(p.numel() for p in self.parameters())
+        """Numbers that training may change: of a masked matrix only those that act."""
+        masks = [m.mask for m in self.modules() if isinstance(m, Masked)]
+        return sum(p.numel() for p in self.parameters()) - sum(int((~m).sum()) for m in masks)
 
 
 def _mask(

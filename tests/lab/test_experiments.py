@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from scipy import stats
 
@@ -50,6 +51,27 @@ def test_parameters_are_matched_where_that_is_said(ds) -> None:
     matched = n.sel(task="xor_free", architecture="skip+mlp, matched")
     neuron = 2 * 32 + 1
     assert (abs(matched - matched.sel(variant="full")) <= neuron / 2).all()
+
+
+@pytest.mark.parametrize("output", lab.OUTPUTS)
+def test_numbers_that_do_nothing_are_no_parameters(output) -> None:
+    """Of what is trained, what W_O does not depend on is not counted, nor matched."""
+    cell = lab.Cell("xor", mlp=True, matched=True)
+    model = lab.build(replace(cell.config(output), d_ff=4), 0).double()
+    identity = lab.build(replace(cell.config("identity"), d_ff=4), 0)
+    inert = 0
+    for name, p in model.named_parameters():
+        if "o_proj" in name and "bias" not in name:
+            with torch.no_grad():
+                p += torch.randn_like(p)  # at a place where no gradient is zero by chance
+            acts = model.layers[0].attention.o_proj.weight.square().sum()
+            (gradient,) = torch.autograd.grad(acts, p)
+            inert += int((gradient == 0).sum())
+    trained = sum(p.numel() for p in model.parameters())
+    assert model.n_parameters == trained - inert
+    full = lab.build(cell.config("full"), 0).n_parameters
+    assert abs(lab.build(cell.config(output), 0).n_parameters - full) <= (2 * 32 + 1) / 2
+    assert model.n_parameters >= identity.n_parameters
 
 
 def test_overlap_after_training_is_on_the_dial(ds) -> None:
