@@ -1,7 +1,8 @@
 """streams: which of the tensors that pass through a block are its read-outs, by what adds up.
 
 A tensor is ``resid_mid`` because it *is* the block's input plus what attention returned; names say
-only which modules are norms. The same test works before and after norms, in fused and hand-built blocks.
+only which modules are norms. The same test works before and after norms, in fused and hand-built
+blocks.
 """
 
 from dataclasses import dataclass, field
