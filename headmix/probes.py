@@ -340,6 +340,15 @@ def _trace(A: Float[Tensor, "*unit w w"], B: Float[Tensor, "*unit w w"]) -> Floa
     return (A * B.mT).sum((-2, -1))
 
 
+def label_directions(
+    C_yy: Float[Tensor, "column column"],
+) -> Float[Tensor, "column direction"]:
+    """Directions in which labels have unit variance: of C classes C − 1, for they sum to one."""
+    variance, U = torch.linalg.eigh(C_yy)
+    seen = variance > 1e-9 * variance.max()
+    return U[:, seen] / variance[seen].sqrt()
+
+
 def label_dimensions(
     sets: Sequence[LabelSet], C_yy: Float[Tensor, "column column"]
 ) -> Float[Tensor, "label"]:

@@ -20,6 +20,7 @@ from headmix.labels import Reading, into_words, named, parse
 from headmix.model import AttentionModel
 from headmix.packing import Batches, batches
 from headmix.readouts import LADDER
+from headmix.registry import catalogue
 from headmix.text import Document
 from headmix.tokens import Tokens
 
@@ -295,6 +296,22 @@ def test_a_pass_that_was_stopped_goes_on_with_the_same_sums(
     other_feed = batches(model, text, folds=3, labels=other_labels, tokens_per_batch=40)
     with pytest.raises(ValueError, match="checkpoint of another run"):
         accumulate(model, heads, other_feed, folds=3, kinds=kinds, checkpoint=path)
+
+
+def test_the_size_of_batches_does_not_matter(model: AttentionModel) -> None:
+    """Sums are rounded otherwise, and no more: not a direction is found in rounding."""
+    ids = np.random.default_rng(0).integers(4, 19, (30, 37))
+    noise = np.random.default_rng(1).standard_normal(ids.size)
+    asked, text = parse({"mine": ids.ravel() % 3, "noise": noise}, ids)
+    heads, found = model.heads("L0"), []
+    for size in (40, 4000):
+        feed = batches(model, text, folds=3, labels=asked, tokens_per_batch=size)
+        seen, _ = accumulate(model, {"L0": heads}, feed, folds=3, kinds=("read_outs",))
+        found.append(seen.read_outs["L0"])
+    for name, metric in catalogue().items():
+        if "read_outs" in metric.needs:
+            a, b = (metric(heads, outs) for outs in found)
+            assert torch.allclose(a, b, atol=1e-4, equal_nan=True), name
 
 
 def test_measure_puts_probes_beside_everything_else(model: AttentionModel) -> None:

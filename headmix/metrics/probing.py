@@ -322,20 +322,13 @@ def _saved(heads: Heads, outs: ReadOuts, name: str) -> Float[Tensor, "label"]:
     found = []
     for s in outs.labels:
         columns = slice(w + s.start, w + s.start + s.width)
-        y = _white(C[columns, columns])
+        y = probes.label_directions(C[columns, columns])
         V = C[:w, columns] @ y * (n / prior.sqrt())
         explained = torch.linalg.solve_triangular(L, V, upper=False).square().sum(0)
         before, after = (n + 1) / 2, (n + 1 - explained) / 2
         gain = (n + 1) / 2 * (before / after).log() - complexity
         found.append(gain.sum() / n)
     return torch.stack(found)
-
-
-def _white(C: Float[Tensor, "column column"]) -> Float[Tensor, "column direction"]:
-    """Directions in which labels have unit variance."""
-    variance, U = torch.linalg.eigh(C)
-    seen = variance > 1e-9 * variance.max()
-    return U[:, seen] / variance[seen].sqrt()
 
 
 def _saved_null(heads: Heads, outs: ReadOuts) -> tuple[Tensor, None]:

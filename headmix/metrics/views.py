@@ -22,11 +22,12 @@ def _explained(
     w = p.width
     _, _, C = p.moments(outs.used)
     own, cross = probes.of_heads(heads, p, C)
-    variance, U = torch.linalg.eigh(C[w:, w:][columns][:, columns])
-    seen = variance > 1e-9 * variance.max()
-    white = cross[..., columns] @ (U[:, seen] / variance[seen].sqrt())
+    directions = probes.label_directions(C[w:, w:][columns][:, columns])
+    white = cross[..., columns] @ directions
     total = own.diagonal(dim1=1, dim2=2).sum(1)
-    return white.square().sum((1, 2)) / torch.where(total > 0, total, torch.nan), int(seen.sum())
+    return white.square().sum((1, 2)) / torch.where(total > 0, total, torch.nan), directions.shape[
+        1
+    ]
 
 
 def _columns(outs: ReadOuts, names: list[str]) -> list[int]:
@@ -262,7 +263,10 @@ def _damages(
     _, _, C = p.moments(outs.used)
     W, _ = _whiteners(C[:w, :w])
     white = [W @ C[:w, w:][:, s.columns] for s in outs.labels]
-    bases = [_image(M) for M in white]
+    bases = [  # rounding of what classes sum to is no direction
+        _image(M @ probes.label_directions(C[w:, w:][s.columns, s.columns]))
+        for s, M in zip(outs.labels, white, strict=True)
+    ]
     damage = torch.stack(
         [torch.stack([(U.T @ M).square().sum() / M.square().sum() for M in white]) for U in bases]
     )
