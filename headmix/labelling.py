@@ -292,13 +292,17 @@ def _encode(
                 "a token has none"
             )
         if seen.min() == seen.max():
-            raise ValueError(f"label {name!r} is {seen[0]} for every token: nothing to find")
+            raise ValueError(
+                f"label {name!r} is {seen[0]} for every token: nothing to find, leave it out"
+            )
         mean = float(seen.mean())
         number = LabelSet(name, (), start, centre=mean, scale=float(seen.std()))
         return [(number, list(values))]
     common = [c for c, _ in Counter(seen.tolist()).most_common()]
     if len(common) < 2:
-        raise ValueError(f"label {name!r} is {common[0]!r} for every token: nothing to find")
+        raise ValueError(
+            f"label {name!r} is {common[0]!r} for every token: nothing to find, leave it out"
+        )
     if len(common) > CLASSES:
         common = [*common[: CLASSES - 1], OTHER]
     code = {str(c): float(n) for n, c in enumerate(common)}

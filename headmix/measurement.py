@@ -96,7 +96,8 @@ def measure(
 
     Raises:
         ValueError: an unknown metric or layer (the message lists the known ones), a metric of
-            activations without text, or text that cannot be used.
+            activations without text, text that cannot be used, or labels or interventions that no
+            metric asked for makes use of.
         NotApplicable: text for a model that was read for its weights alone.
     """
     if not isinstance(model, AttentionModel):
@@ -113,6 +114,14 @@ def measure(
     names = _chosen_layers(model, layers)
     report = progress or (lambda what, done, total: None)
     run = _Run(model, chosen, report, held=HELD if metrics is None else math.inf)
+    if asked is not None and "read_outs" not in run.kinds:
+        raise ValueError(
+            "none of the metrics asked for reads labels: add probe_r2, or leave them out"
+        )
+    if causal and not run.causal:
+        raise ValueError(
+            "none of the metrics asked for replaces heads: add head_ablation, or leave causal out"
+        )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if not run.kinds and not run.causal:

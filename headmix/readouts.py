@@ -174,7 +174,7 @@ class ReadOuts:
         self.__dict__.pop("replicates", None)
 
     def __add__(self, other: "ReadOuts") -> "ReadOuts":
-        """Both texts' sums. Raises ValueError where these are of other labels or layers."""
+        """The sums of both parts of one labelled text. Raises ValueError for labels of another."""
         if self.sets != other.sets or self.sums.keys() != other.sums.keys():
             raise ValueError(
                 f"read-outs of the labels {[s.name for s in self.sets]} at {list(self.sums)} "

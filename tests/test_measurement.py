@@ -38,6 +38,16 @@ def test_metrics_of_activations_ask_for_text() -> None:
         hm.measure(small_model(), metrics=["cka"])
 
 
+def test_what_no_metric_asked_for_makes_use_of_is_refused() -> None:
+    text = [torch.randint(5, 30, (20,)) for _ in range(4)]
+    for more, message in (
+        ({"labels": ["position"]}, "none of the metrics asked for reads labels"),
+        ({"causal": True}, "none of the metrics asked for replaces heads"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hm.measure(tiny_model("bert"), text, metrics=["cka"], **more)
+
+
 def test_unknown_names_are_answered_with_the_known() -> None:
     with pytest.raises(ValueError, match=r"unknown metric nonsense; known: .*projection_kernel"):
         hm.measure(small_model(), metrics=["nonsense"])
