@@ -19,7 +19,6 @@ from torch import Tensor
 from verdicts import Decision, Evidence
 
 import headmix as hm
-from headmix.interventions import Interventions
 
 #: The pairs called redundant: this share of a layer's pairs, those of largest CKA.
 REDUNDANT = 0.25
@@ -123,7 +122,7 @@ def measure_emphasis(
         null=lambda heads, effects: (torch.tensor(0.0), torch.tensor((heads.n_heads - 1) ** -0.5)),
         null_text="shares dealt to heads at random", invariant=("gauge", "rotation"),
     )(emphasis)  # fmt: skip
-    how = Interventions(tokens=tokens, replacements=["resample"], interactions=0)
+    how = hm.Interventions(tokens=tokens, replacements=["resample"], interactions=0)
     return hm.measure(
         model, text, metrics=["emphasis", "head_ablation", "head_ablation_loss"], causal=how,
         layers=studies.some_layers(model, 6), seed=seed,

@@ -17,7 +17,6 @@ from verdicts import Decision, Evidence
 
 import headmix as hm
 from headmix import lab
-from headmix.interventions import Interventions
 
 #: Where interaction is read, in the order of the way.
 PLACES = {
@@ -99,7 +98,7 @@ def main() -> None:
     chosen = studies.options(__doc__)
     text, described = studies.text(chosen)
     models, absent = studies.models(chosen)
-    how = Interventions(
+    how = hm.Interventions(
         tokens=100 if chosen.quick else 400, interactions=100 if chosen.quick else 400,
         most_pairs=10 if chosen.quick else 30,
     )  # fmt: skip
