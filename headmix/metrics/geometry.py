@@ -21,8 +21,7 @@ def _squared_overlap(basis: linalg.Basis) -> Float[Tensor, "block block"]:
     step = max(1, B // 8)  # of a symmetric matrix, one half and a sixteenth
     for i in range(0, B, step):
         rows = flat[i * k : (i + step) * k] @ flat[i * k :].T
-        norms = torch.linalg.vector_norm(rows.reshape(-1, k, B - i, k), dim=(1, 3))
-        out[i : i + step, i:] = norms.square()
+        out[i : i + step, i:] = rows.square_().reshape(-1, k, B - i, k).sum((1, 3))
     return out.triu() + out.triu(1).T
 
 
