@@ -67,11 +67,13 @@ def compare(
     order = matched(both, runs[0], match, options) if both else by_index(runs[0])
     ds = _differences(runs[0], _reordered(runs[1], order))
     ds["match"] = (("layer", "head"), order)
-    for name, (title, formula, values) in (what_changed(both, ds) if both else {}).items():
+    changes = what_changed(both, ds) if both else {}
+    for name, (title, formula, values) in changes.items():
         attrs = {"title": title, "formula": formula, "family": "comparison", "needs": "heads"}
         blank = {"units": "", "null": "none known", "invariant": "", "reference": "", "doc": ""}
         ds[name] = (("layer", "head"), values, blank | {"range": "[0, ∞]"} | attrs)
-    return ds
+    # first: what a page shows first
+    return ds[[*changes, *(name for name in ds.data_vars if name not in changes)]]
 
 
 def _loaded(model: Any) -> AttentionModel:
@@ -158,10 +160,24 @@ def _differences(a: xr.Dataset, b: xr.Dataset) -> xr.Dataset:
     names = [run.attrs.get("model", "") for run in (a, b)]
     ds.attrs = a.attrs | {
         "model": f"{names[1]} − {names[0]}",
+        "provenance": json.dumps(_provenance(a, b)),
         "compared": json.dumps({run: dict(ds.attrs) for run, ds in (("A", a), ("B", b))}),
         "skipped": json.dumps(skipped),
     }
     return ds
+
+
+def _provenance(a: xr.Dataset, b: xr.Dataset) -> dict[str, str]:
+    """That of both runs, each entry under the letter of its run."""
+    return {
+        f"{run}: {what}": said
+        for run, ds in (("A", a), ("B", b))
+        for what, said in {"model": ds.attrs.get("model", ""), **_known(ds)}.items()
+    }
+
+
+def _known(ds: xr.Dataset) -> dict[str, str]:
+    return {str(k): str(v) for k, v in json.loads(ds.attrs.get("provenance", "{}")).items()}
 
 
 def _left_out(a: xr.Dataset, b: xr.Dataset, both: list[str]) -> Iterator[tuple[str, str]]:

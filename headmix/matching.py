@@ -63,8 +63,8 @@ def matched(models: Pair, run: xr.Dataset, match: str, options: Mapping[str, Any
 def what_changed(models: Pair, ds: xr.Dataset) -> dict[str, tuple[str, str, np.ndarray]]:
     """Title, formula and values [layer, head] of what the weights of head and match say."""
     found = {
-        "write_change": ("Change of W_O", "‖W_O^B − W_O^A‖_F / ‖W_O^A‖_F"),
         "ov_change": ("Change of the OV matrix", "‖M^B − M^A‖_F / ‖M^A‖_F, M = W_V W_O"),
+        "write_change": ("Change of W_O", "‖W_O^B − W_O^A‖_F / ‖W_O^A‖_F"),
         "write_overlap": ("Overlap of a head with its match", "tr(P_A P_B) / √(d_A d_B)"),
     }
     values = {name: np.full(ds.match.shape, np.nan) for name in found}

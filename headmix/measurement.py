@@ -363,7 +363,7 @@ def _chosen_metrics(
     if not with_text and (needy := [n for n in names if n in activations]):
         raise ValueError(f"{', '.join(needy)} cannot be computed from weights alone: pass text=")
     if not with_labels and (needy := [n for n in names if n in probes]):
-        raise ValueError(f"{', '.join(needy)} look for labels in the text: pass labels=")
+        raise ValueError(f"{', '.join(needy)} need labels of the text: pass labels=")
     return [known[n] for n in names]
 
 

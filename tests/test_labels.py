@@ -334,7 +334,7 @@ def test_measure_puts_probes_beside_everything_else(model: AttentionModel) -> No
     assert ds.probe_accuracy.sel(label="noise").isnull().all()
     with pytest.raises(ValueError, match="labels of which text"):
         hm.measure(model, labels={"mine": mine})
-    with pytest.raises(ValueError, match="look for labels in the text: pass labels="):
+    with pytest.raises(ValueError, match="need labels of the text: pass labels="):
         hm.measure(model, ids, metrics="probe_r2")
     plain = hm.measure(model, ids, folds=3)
     assert "probe_r2" not in plain

@@ -75,9 +75,11 @@ def _ladder_null(heads: Heads, outs: ReadOuts) -> tuple[Tensor, Tensor]:
 def probe_r2(heads: Heads, read_outs: ReadOuts) -> Float[Tensor, "label read_out"]:
     """How much of a label's variance a linear probe explains at each read-out of the block.
 
-    Of classes it is the variance of their indicators, all together. From the concatenation of heads
-    to attention's output nothing can be gained (the projection is linear, and injective where its
-    rank is that of the concatenation). NaN where the block has no such read-out.
+    Of classes it is the variance of their indicators, all together. With text without end nothing
+    can be gained from the concatenation of heads to attention's output, which is a linear map of
+    it. On little text the two ridges shrink differently: attention's output, or a single head, may
+    then do better, which says that the text was too little for the concatenation, not that W_O
+    added anything. NaN where the block has no such read-out.
 
     Raises:
         NotApplicable: one fold, too few labelled tokens, or heads that write nothing.

@@ -6,7 +6,7 @@ const DEFAULTS = { over: "mean", scale: "value", position: "in", run: "differenc
 
 const state = {
   layer: Math.max(0, DATA.valid.indexOf(true)), head: 0,
-  map: first("matrix", "map", "cross"), ...DEFAULTS,
+  map: (DATA.compared && first("map")) || first("matrix", "map", "cross"), ...DEFAULTS, // what changed most plainly
   profile: first("profile", "map"), matrix: first("matrix"), spectrum: first("spectrum", "layer_spectrum"), axis: "linear",
   cross: first("cross"), ends: "layers", labelled: first("labelled"), label: "0",
 };
@@ -56,7 +56,7 @@ function render() {
   );
   for (const select of document.querySelectorAll("select[data-state]")) fill(select, offered[select.dataset.state], state[select.dataset.state]);
   if (DATA.heads) drawCard();
-  for (const [id, panel] of Object.entries(PANELS)) if (panel.seen) show(id, panel);
+  for (const [id, panel] of Object.entries(PANELS)) if (panel.seen || panel.possible) show(id, panel);
 }
 
 let plotly = null;
@@ -84,6 +84,8 @@ function keepOutMapStyles(source) {
 const CONFIG = { displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: "", modeBarButtons: [["toImage"]], toImageButtonOptions: { format: "svg" } };
 
 async function show(id, panel) {
+  byId(id).hidden = !(panel.possible?.() ?? true);
+  if (byId(id).hidden) return;
   const drawn = JSON.stringify([theme(), state.position, state.run, ...panel.depends.map((name) => state[name])]);
   if (panel.drawn === drawn) return;
   panel.drawn = drawn;

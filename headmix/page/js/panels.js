@@ -145,6 +145,7 @@ if (DATA.compared) {
     PANELS[`side-${run}`] = {
       depends: ["map", "over", "scale", "layer", "head"],
       offers: () => ({}),
+      possible: () => run in DATA.metrics.find(({ name }) => name === state.map).runs || run === "difference",
       draw: () => headMap(metric()),
       caption: () => (run === "difference" ? "" : `${run}. `) + headMapCaption(metric()),
       click: PANELS.overview.click,
