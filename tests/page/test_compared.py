@@ -24,7 +24,7 @@ def test_runs_stand_side_by_side_and_one_is_chosen_for_all_panels(visit, tmp_pat
     assert "A is small, B is flipped" in page.locator(".lead").inner_text()
     page.wait_for_selector("#overview-plot[data-ready]", timeout=20_000)
     assert page.locator("#overview-caption").inner_text().startswith("Change of the OV matrix")
-    assert page.locator("#side-A").is_hidden()  # a change is of both runs
+    assert page.locator("#sides").is_hidden()  # a change is of both runs
     select(page, "map", "projection_kernel", "#overview")
     value = {"A": ds.projection_kernel_run_a, "B": ds.projection_kernel_run_b}
     value["difference"] = ds.projection_kernel

@@ -145,7 +145,7 @@ if (DATA.compared) {
     PANELS[`side-${run}`] = {
       depends: ["map", "over", "scale", "layer", "head"],
       offers: () => ({}),
-      possible: () => run in DATA.metrics.find(({ name }) => name === state.map).runs || run === "difference",
+      possible: () => "A" in DATA.metrics.find(({ name }) => name === state.map).runs,
       draw: () => headMap(metric()),
       caption: () => (run === "difference" ? "" : `${run}. `) + headMapCaption(metric()),
       click: PANELS.overview.click,
