@@ -287,7 +287,9 @@ def metrics(
         rows = [_entry(metric) for metric in known.values()]
         return _say(talk, rows, terminal.catalogue(rows))
     if name not in known:
-        raise ValueError(f"unknown metric {name}; known: {', '.join(known)}")
+        from headmix.registry import unknown_metric
+
+        raise unknown_metric(name, known)
     entry = _entry(known[name])
     _say(talk, entry, terminal.catalogue_entry(entry))
 

@@ -22,7 +22,7 @@ from headmix.labels import parse
 from headmix.model import AttentionModel
 from headmix.moments import Moments
 from headmix.packing import Batches, batches
-from headmix.registry import CAUSAL, FROM_TEXT, Metric, NotApplicable, catalogue
+from headmix.registry import CAUSAL, FROM_TEXT, Metric, NotApplicable, catalogue, unknown_metric
 from headmix.sources import load
 
 #: Results of this layout; raised when older readers could misread them.
@@ -357,9 +357,8 @@ def _chosen_metrics(
         left_out |= set() if with_causal else causal
         return [m for n, m in known.items() if m.default and n not in left_out]
     names = [names] if isinstance(names, str) else list(names)
-    unknown = [n for n in names if n not in known]
-    if unknown:
-        raise ValueError(f"unknown metric {', '.join(unknown)}; known: {', '.join(known)}")
+    if unknown := [n for n in names if n not in known]:
+        raise unknown_metric(unknown[0], known)
     if not with_text and (needy := [n for n in names if n in activations]):
         raise ValueError(f"{', '.join(needy)} cannot be computed from weights alone: pass text=")
     if not with_labels and (needy := [n for n in names if n in probes]):

@@ -1,8 +1,9 @@
 """@metric: one definition per metric, and the catalogue that everything else reads."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from math import log, pi
 from typing import Any
 
@@ -172,6 +173,14 @@ def metric(
         return made
 
     return register
+
+
+def unknown_metric(name: str, known: Iterable[str]) -> ValueError:
+    """The error for a metric that nobody registered, with what may have been meant."""
+    known = list(known)
+    close = get_close_matches(name, known, n=1)
+    meant = f"; did you mean {close[0]}?" if close else ";"
+    return ValueError(f"unknown metric {name}{meant} known: {', '.join(known)}")
 
 
 def catalogue() -> dict[str, Metric]:

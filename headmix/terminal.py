@@ -305,11 +305,17 @@ def _nearest_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> T
 
 
 def catalogue(entries: Sequence[Mapping[str, Any]]) -> Table:
-    """All metrics, a line each."""
-    table = _table("name", "formula", "range", "what")
+    """All metrics, a line each, by family; names whole, since they are there to be typed."""
+    table = _table("name", "what")
+    table.columns[0].no_wrap = True
+    table.columns[0].min_width = max(len(entry["name"]) for entry in entries)
+    family = entries[0]["family"]
     for entry in entries:
+        if entry["family"] != family:
+            table.add_section()
+            family = entry["family"]
         name = Text(entry["name"], style="" if entry["default"] else "dim")
-        table.add_row(name, entry["formula"], entry["range"], entry["title"])
+        table.add_row(name, entry["title"])
     return table
 
 

@@ -125,6 +125,11 @@ class TestMetrics:
         told = headmix("metrics").stdout
         assert all(name in told for name in hm.catalogue())
 
+    def test_names_are_whole_in_eighty_columns(self) -> None:
+        told = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["metrics"]).stdout
+        names = [line.split()[0] for line in told.splitlines() if line.strip()]
+        assert {*hm.catalogue()} <= {*names}
+
     def test_one_in_full(self) -> None:
         told = headmix("metrics", "projection_kernel").stdout
         metric = hm.catalogue()["projection_kernel"]
@@ -140,7 +145,7 @@ class TestMetrics:
 class TestUnusableInput:
     def test_unknown_metric_lists_the_known(self) -> None:
         line = fails("metrics", "projection_colonel")
-        assert "unknown metric projection_colonel; known: " in line
+        assert "unknown metric projection_colonel; did you mean projection_kernel? known: " in line
         assert "projection_kernel" in line
         assert "unknown metric nope" in fails("measure", "demo", "--metrics", "nope", "--json")
 
