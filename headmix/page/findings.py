@@ -130,11 +130,12 @@ def _cancelling(ds: xr.Dataset, row: Row) -> Finding | None:
         return None
     mean, sd = float(measured.mean.isel(at)), float(measured.sd.isel(at))
     below = int((measured.value < measured.mean).sum())
-    what = (
-        "The heads of this layer cancel most"
-        if lowest < mean
-        else "In no layer do the heads cancel; they add up least here"
-    )
+    if lowest >= mean:
+        what = "In no layer do the heads cancel; they add up least here"
+    elif measured.high is not None and float(measured.high.isel(at)) >= mean:
+        what = "In no layer are the heads seen to cancel on this text; they add up least here"
+    else:
+        what = "The heads of this layer cancel most"
     return Finding(
         f"{what}: their sum varies {_said(measured, at)} times as much as they do one by one, "
         f"against {mean:.2f} (sd {sd:.2f}) were each turned at random. {below} of {row.n} layers "

@@ -155,6 +155,11 @@ def test_heads_that_do_not_cancel_are_not_said_to():
     ds = on_text().rename({f"layer_on_text{s}": f"interference_ratio{s}" for s in ("", *INTERVAL)})
     ds["interference_ratio"] = ds.interference_ratio + 1
     assert "In no layer do the heads cancel" in findings.find(ds)[-1].text
+    ds["interference_ratio"] = ds.interference_ratio * 0 + 0.49
+    ds["interference_ratio_high"] = ds.interference_ratio + 0.02  # the null is 0.5
+    assert "In no layer are the heads seen to cancel" in findings.find(ds)[-1].text
+    ds["interference_ratio_high"] = ds.interference_ratio
+    assert findings.find(ds)[-1].text.startswith("The heads of this layer cancel most")
 
 
 def test_provenance_says_which_text():
