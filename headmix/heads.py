@@ -183,7 +183,9 @@ class Heads:
 
         Those that count as zero are zero.
         """
-        sigma = linalg.singular_values(self.value_factor @ self.write_factor)
+        known = "write_basis" in self.__dict__  # else a triangle is enough, at half the cost
+        R_O = self.write_factor if known else linalg.triangular_factor(self.W_O.mT).mT
+        sigma = linalg.singular_values(self.value_factor @ R_O)
         zero = linalg.tolerance(sigma, self.values.shape[1], self.d_model)
         return sigma * (sigma > zero[:, None])
 

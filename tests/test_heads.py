@@ -1,4 +1,4 @@
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import jaxtyping
 import pytest
@@ -79,6 +79,8 @@ def test_factors_multiply_to_the_ov_matrix() -> None:
     assert torch.allclose(heads.ov_reader @ heads.write_basis.Q, M)
     assert torch.allclose(heads.write_factor @ heads.write_basis.Q, heads.W_O)
     assert torch.allclose(heads.ov_singular_values, torch.linalg.svdvals(M)[:, :D_HEAD])
+    alone = replace(heads).ov_singular_values  # where no basis was wanted before
+    assert torch.allclose(alone, heads.ov_singular_values)
 
 
 def test_what_is_not_finite_is_named() -> None:
