@@ -43,19 +43,20 @@ def decide(found: Sequence[Listing]) -> Decision:
             f"{f.layers - f.separate} of {f.layers} layers of {f.model}" for f in moved
         )
         return Decision("refuted", f"In {where} the values of one head moved another's block.")
-    layers, measured, related = (
-        sum(getattr(f, n) for f in found) for n in ("layers", "measured", "related")
-    )
+    layers = " and ".join(f"all {f.layers} layers of {f.model}" for f in found)
     apart = (
-        f"In each of {layers} layers, shifting one head's values moved that head's own blocks of "
-        "the concatenation and no other"
+        f"In {layers}, shifting one head's values moved that head's own blocks of the "
+        "concatenation and no other"
     )
-    if not related:
+    if not any(f.related for f in found):
         return Decision("confirmed", f"{apart}; nor do their outputs tell of each other on text.")
+    related = " and ".join(
+        f"{f.related} of the {f.measured} layers of {f.model} that were measured" for f in found
+    )
     return Decision(
         "depends",
         f"{apart}. On text, though, their outputs tell of each other, beyond what unrelated "
-        f"heads would show, in {related} of {measured} layers: all heads read the same stream.",
+        f"heads would show, in {related}: all heads read the same stream.",
         on="what influence means: no head acts on another before W_O, but they are not independent",
     )
 
@@ -122,7 +123,8 @@ def figure(dots: list[Dot]) -> Dots:
         title="How well the other heads predict a head, layer by layer",
         caption=(
             "One faint dot a head: held-out R² with position taken out. The dashed tick is what "
-            "unrelated heads would give: heads to the right of it are related."
+            "unrelated heads would give: heads to the right of it are related, if their intervals "
+            "are too; the numbers below count those."
         ),
         axis="held-out R² from the other heads",
         dots=dots,

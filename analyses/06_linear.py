@@ -73,10 +73,11 @@ def decide(found: Sequence[Interaction], without_ffn: Sequence[str]) -> Decision
     ]
     because = (
         f"Behind W_O the effects of two heads add up (but for {number(largest, 2)}, rounding), "
-        f"behind the feed-forward they do not (at least {', '.join(at_ffn)})"
+        "behind the feed-forward they do not (lower ends of the intervals, as shares of the "
+        f"effects: {', '.join(at_ffn)})"
     )
     without = [
-        f"{PLACES[place]} of {f.model} (at least {number(f.later[place], 2)})"
+        f"{PLACES[place]} of {f.model} ({number(f.later[place], 2)})"
         for place in ("mlp_in", "next_logits")
         for f in found
         if f.before_ffn(place)
