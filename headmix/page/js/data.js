@@ -118,7 +118,7 @@ function perHead(metric, layer, head, over) {
   const mean = average(own.map((p) => p.mean));
   const values = own.map((p) => p.value);
   const value = over === "max" && own.length ? Math.max(...values) : average(values);
-  return { ...NOTHING, at: { layer, head }, value, mean };
+  return { ...NOTHING, at: { layer, [unit(metric)]: unitOf(metric, layer, head) }, value, mean };
 }
 
 function average(numbers) {

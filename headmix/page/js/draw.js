@@ -1,5 +1,20 @@
-/* Figures, one function a shape: grid, depth, curves. Each returns what plotly draws, and the same
-   numbers as a table. */
+/* Figures, one function a shape: grid, depth, curves. Each returns what plotly draws, the same numbers
+   as a table to read, and as plain rows to save. */
+
+/* Points { at, value, mean, … } as plain columns and rows, one row a point, named as in the results
+   file: axes first, then the number, then what is known of its null and interval. */
+function longForm(metric, points) {
+  const found = points.filter((p) => !Number.isNaN(p.value));
+  const dims = metric.value.dims.filter((dim) => found.some((p) => dim in p.at));
+  const parts = [[metric.name, "value"], ["null_mean", "mean"], ["null_sd", "sd"], ["low", "low"], ["high", "high"], ["z", "z"]]
+    .filter(([, part]) => part === "value" || found.some((p) => Number.isFinite(p[part])));
+  const label = (dim, i) => (/^\d+$/.test(DATA.labels[dim][i]) ? Number(DATA.labels[dim][i]) : DATA.labels[dim][i]);
+  const plainNumber = (x) => (Number.isFinite(x) ? x : null);
+  return {
+    columns: [...dims, ...parts.map(([name]) => name)],
+    rows: found.map((p) => [...dims.map((dim) => label(dim, p.at[dim])), ...parts.map(([, part]) => plainNumber(p[part]))]),
+  };
+}
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -110,6 +125,7 @@ function grid({ metric, cells, show = "value", rows, columns, rowTitle, columnTi
       shapes,
     }),
     table: () => table([`${rowTitle} \\ ${columnTitle}`, ...columns], cells.map((row, i) => [rows[i], ...row.map((c) => c[show])])),
+    rows: () => longForm(metric, cells.flat()),
   };
 }
 
@@ -160,10 +176,11 @@ function depthFigure({ metric, layers, means, dots, nulls, ringed }) {
       xaxis: axis("layer", layers, { range: [-0.5, layers.length - 0.5], showgrid: false }), yaxis: axis(quantity(metric)),
     }),
     table: () => table(["layer", metric.title, "95 %", "null ± sd", zNull()], means.map((m, i) => [layers[i], m.value, intervalText(m) || "–", nullText(nulls[i]), dots.length ? "–" : number(m.z, 3)])),
+    rows: () => longForm(metric, dots.length ? dots : means),
   };
 }
 
-/* Curves { name, values, strong } over an axis of singular values or the like. */
+/* Curves { name, values, points, strong } over an axis of singular values or the like. */
 function curvesFigure({ metric, curves, along, nulls, log }) {
   const x = range(nulls.length).map((i) => i + 1);
   const several = curves.length > 1;
@@ -182,5 +199,6 @@ function curvesFigure({ metric, curves, along, nulls, log }) {
       xaxis: axis(`${plain(along)} index`), yaxis: axis(quantity(metric), null, log ? { type: "log", dtick: 1 } : { rangemode: "tozero" }),
     }),
     table: () => table([along, ...curves.map((c) => c.name), "null"], x.map((k, i) => [String(k), ...curves.map((c) => c.values[i]), nullText(nulls[i])])),
+    rows: () => longForm(metric, curves.flatMap((c) => c.points)),
   };
 }
