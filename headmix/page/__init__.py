@@ -20,7 +20,12 @@ from headmix.shapes import aligned
 from headmix.terminal import interval
 
 #: In the order in which they build on each other; together they are the page's one script.
-_SCRIPTS = ("data.js", "dom.js", "draw.js", "panels.js", "card.js", "page.js")
+_PANELS = ("overview", "depth", "pairs", "spectra", "labels", "across")
+_SCRIPTS = (
+    *("data.js", "dom.js", "draw.js", "panels.js"),
+    *(f"panels/{name}.js" for name in _PANELS),
+    *("card.js", "page.js"),
+)
 
 
 def report(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:

@@ -1,0 +1,57 @@
+/* The map of one metric over all heads, and both runs of a comparison beside each other. */
+
+PANELS.overview = {
+  depends: ["map", "over", "scale", "layer", "head"],
+  offers: () => ({
+    map: options(metricsOf("map", "matrix", "cross")),
+    over: ways(named(state.map)),
+    scale: named(state.map)?.sd && named(state.map).shape === "map" ? [["value", "value"], ["z", "distance from null, in sd"]] : null,
+  }),
+  draw() {
+    const metric = named(state.map);
+    byId("overview-gauge").textContent = metric.shape !== "map" && state.over === "max"
+      ? "The null is that of a single pair; the strongest of several lies above it also for unrelated heads." : "";
+    return headMap(metric);
+  },
+  caption: () => headMapCaption(named(state.map)),
+  click: ([layer, place]) => choose({ layer, head: headOf(named(state.map), layer, place) }),
+};
+
+/* Both runs of a comparison and their difference, whatever the other panels show. */
+if (DATA.compared) {
+  for (const run of ["A", "B", "difference"]) {
+    const metric = () => named(state.map, run);
+    PANELS[`side-${run}`] = {
+      depends: ["map", "over", "scale", "layer", "head"],
+      offers: () => ({}),
+      possible: () => "A" in DATA.metrics.find(({ name }) => name === state.map).runs,
+      draw: () => headMap(metric()),
+      caption: () => (run === "difference" ? "" : `${run}. `) + headMapCaption(metric()),
+      click: PANELS.overview.click,
+    };
+  }
+}
+
+function headMap(metric) {
+  const units = size(metric, unit(metric));
+  const cells = DATA.layers.map((_, layer) => range(units).map((place) => {
+    const found = perHead(metric, layer, headOf(metric, layer, place), state.over);
+    return { ...found, where: placeName({ layer, [unit(metric)]: place }) };
+  }));
+  return grid({
+    metric, cells, show: state.scale, rows: DATA.layers, columns: DATA.labels[unit(metric)], rowTitle: "layer", upwards: true,
+    columnTitle: unit(metric) === "kv_head" ? "KV head" : "head", ringed: [state.layer, unitOf(metric, state.layer, state.head)],
+  });
+}
+
+function headMapCaption(metric) {
+  return `${metric.title}: every ${unit(metric) === "kv_head" ? "KV head" : "head"} of every layer` +
+    (metric.shape === "map" ? "." : state.over === "max" ? ", its strongest pair." : ", the mean over its pairs.");
+}
+
+/* How pairs become one number a head. Of large models only the strongest pairs are at hand. */
+function ways(metric) {
+  if (!metric || metric.shape === "map") return null;
+  const max = ["max", "strongest"];
+  return metric.value.at ? [max] : [["mean", "mean over the others"], max];
+}
