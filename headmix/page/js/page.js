@@ -1,62 +1,28 @@
-/* State in, page out: choose() changes the state, render() shows it. */
-
-const first = (...shapes) => ofShape(...shapes)[0]?.name;
-
-const DEFAULTS = { over: "mean", scale: "value", position: "in", run: "difference", label: "0" };
-
-const state = {
-  layer: Math.max(0, DATA.valid.indexOf(true)), head: 0,
-  map: (DATA.compared && first("map")) || first("matrix", "map", "cross"), ...DEFAULTS, // what changed most plainly
-  profile: first("profile", "map"), matrix: first("matrix"), spectrum: first("spectrum", "layer_spectrum"), axis: "linear",
-  cross: first("cross"), ends: "layers", labelled: first("labelled"), label: "0",
-};
-
-function choose(change) {
-  Object.assign(state, change);
-  if (!headExists(state.layer, state.head)) state.head = 0;
-  settle();
-  const address = new URLSearchParams({ ...state, layer: DATA.layers[state.layer] });
-  history.replaceState(null, "", `#${address}`);
-  render();
-}
-
-/* A choice that its panel does not offer becomes the first that it does. */
-function settle() {
-  for (const panel of Object.values(PANELS)) {
-    for (const [name, offered] of Object.entries(panel.offers())) {
-      if (!offered?.some(([value]) => value === state[name])) state[name] = offered?.[0]?.[0] ?? DEFAULTS[name];
-    }
-  }
-}
-
-/* What the address says, as far as it makes sense here. */
-function readAddress() {
-  const said = new URLSearchParams(location.hash.slice(1));
-  const change = {};
-  for (const name of Object.keys(state)) if (said.has(name)) change[name] = said.get(name);
-  if ("layer" in change) change.layer = DATA.layers.indexOf(change.layer);
-  if ("head" in change) change.head = Number(change.head);
-  if (!POSITIONS.some(([value]) => value === change.position)) delete change.position;
-  if (!RUNS.some(([value]) => value === change.run)) delete change.run;
-  if (!(change.layer >= 0)) delete change.layer;
-  if (!Number.isInteger(change.head) || !(change.head >= 0 && change.head < DATA.heads)) delete change.head;
-  Object.assign(state, change);
-  settle();
-  return said.has("layer");
-}
-
-const POSITIONS = [["in", "as it is"], ["out", "taken out"]];
-const RUNS = [["difference", "B − A"], ["A", "A"], ["B", "B"]];
+/* The choices shown: figures, selects, theme, and what the reader does. */
 
 function render() {
+  const layers = DATA.layers.map((name, i) => [String(i), name]);
+  const shown = shownLayers();
   const offered = Object.assign(
     { position: DATA.metrics.some((metric) => metric.within) ? POSITIONS : null, run: DATA.compared ? RUNS : null },
-    { layer: DATA.layers.map((name, i) => [String(i), name]), head: range(DATA.heads).filter((h) => headExists(state.layer, h)).map((h) => [String(h), DATA.labels.head[h]]) },
+    { layer: layers, head: headsOf(state.layer).map((h) => [String(h), DATA.labels.head[h]]) },
+    { from: layers.length > 1 ? layers : null, to: layers.length > 1 ? layers : null },
     ...Object.values(PANELS).map((panel) => panel.offers()),
   );
-  for (const select of document.querySelectorAll("select[data-state]")) fill(select, offered[select.dataset.state], state[select.dataset.state]);
+  const chosen = { ...state, from: shown[0], to: shown.at(-1) };
+  for (const select of document.querySelectorAll("select[data-state]")) fill(select, offered[select.dataset.state], chosen[select.dataset.state]);
   if (DATA.heads) drawCard();
   for (const [id, panel] of Object.entries(PANELS)) if (panel.seen || panel.possible) show(id, panel);
+}
+
+/* What a select changes: numbers are places; one end of a range takes the other along. */
+function changeOf(name, value) {
+  if (name === "layer" || name === "head") return { [name]: Number(value) };
+  if (name !== "from" && name !== "to") return { [name]: value };
+  const shown = shownLayers();
+  const from = name === "from" ? Number(value) : Math.min(shown[0], Number(value));
+  const to = name === "to" ? Number(value) : Math.max(shown.at(-1), Number(value));
+  return { layers: someLayers({ from, to }) };
 }
 
 let plotly = null;
@@ -113,36 +79,31 @@ function showTable(id, figure) {
   build();
 }
 
+/* The button says what it does. */
 function setTheme(name) {
   document.documentElement.dataset.theme = name;
-  byId("theme").setAttribute("aria-pressed", String(name === "dark"));
+  byId("theme").textContent = name === "dark" ? "Light" : "Dark";
 }
 
-function start() {
-  setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => { setTheme(event.matches ? "dark" : "light"); render(); });
-  byId("theme").addEventListener("click", () => { setTheme(theme() === "dark" ? "light" : "dark"); render(); });
-  for (const select of document.querySelectorAll("select[data-state]")) {
-    const name = select.dataset.state;
-    select.addEventListener("change", () => choose({ [name]: name === "layer" || name === "head" ? Number(select.value) : select.value }));
-  }
-  byId("overview-plot").addEventListener("keydown", (event) => {
-    const step = { ArrowUp: [1, 0], ArrowDown: [-1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const clamp = (value, n) => Math.min(n - 1, Math.max(0, value));
-    choose({ layer: clamp(state.layer + step[0], DATA.layers.length), head: clamp(state.head + step[1], DATA.heads) });
-  });
+function startTheme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const set = (isDark) => { setTheme(isDark ? "dark" : "light"); render(); };
+  dark.addEventListener("change", (event) => set(event.matches));
+  byId("theme").addEventListener("click", () => set(theme() !== "dark"));
+}
+
+/* Panels of shapes that were not measured go, and their links with them. */
+function dropPanels() {
   for (const [id, panel] of Object.entries(PANELS)) {
-    if (Object.values(panel.offers()).some((offered) => offered?.length === 0)) {
-      byId(id).hidden = true; // nothing of this shape was measured
-      document.querySelector(`.bar a[href="#${id}"]`)?.remove();
-      delete PANELS[id];
-    }
+    if (!Object.values(panel.offers()).some((offered) => offered?.length === 0)) continue;
+    byId(id).hidden = true;
+    document.querySelector(`.bar a[href="#${id}"]`)?.remove();
+    delete PANELS[id];
   }
-  addEventListener("hashchange", () => { if (readAddress()) render(); });
-  readAddress();
-  render();
+}
+
+/* Figures are drawn when they come into view, and all of them before printing. */
+function watchPanels() {
   const seen = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) {
       if (isIntersecting) { PANELS[target.id].seen = true; show(target.id, PANELS[target.id]); }
@@ -150,6 +111,30 @@ function start() {
   }, { rootMargin: "200px" });
   for (const id of Object.keys(PANELS)) seen.observe(byId(id));
   addEventListener("beforeprint", () => { for (const panel of Object.values(PANELS)) panel.seen = true; render(); });
+}
+
+/* Links within the page, typed addresses, back and forward all end here. The address of a section
+   names no choice; what is chosen is put back into it. */
+function onAddress() {
+  if (readAddress()) render();
+  else history.replaceState(null, "", `#${address()}`);
+}
+
+function start() {
+  setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  dropPanels();
+  settle();
+  opening = { ...state };
+  readAddress();
+  for (const select of document.querySelectorAll("select[data-state]")) {
+    select.addEventListener("change", () => choose(changeOf(select.dataset.state, select.value)));
+  }
+  addEventListener("hashchange", onAddress);
+  document.addEventListener("keydown", onKey);
+  startTheme();
+  startSearch();
+  render();
+  watchPanels();
   if (!DATA.heads) byId("card").hidden = true;
 }
 
