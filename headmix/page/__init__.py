@@ -24,7 +24,7 @@ _PANELS = ("overview", "depth", "pairs", "spectra", "labels", "across")
 _SCRIPTS = (
     *("data.js", "dom.js", "draw.js", "panels.js"),
     *(f"panels/{name}.js" for name in _PANELS),
-    *("state.js", "find.js", "keys.js", "card.js", "page.js"),
+    *("state.js", "find.js", "keys.js", "pair.js", "card.js", "page.js"),
 )
 
 

@@ -1,4 +1,4 @@
-/* The head card: everything known of one head. */
+/* The head card: everything known of one head, and of the chosen pair. */
 
 function drawCard() {
   const { layer, head } = state;
@@ -8,7 +8,7 @@ function drawCard() {
     body.replaceChildren(element("p", { class: "notice" }, "This layer is invalid; see “Left out”."));
     return;
   }
-  body.replaceChildren(...[group(layer, head), ...numbers(layer, head), ...nearest(layer, head), ...words(layer, head), ...composed(layer, head)].filter(Boolean));
+  body.replaceChildren(...[state.other && pairSection(state), group(layer, head), ...numbers(layer, head), ...nearest(layer, head), ...words(layer, head), ...composed(layer, head)].filter(Boolean));
 }
 
 function group(layer, head) {
@@ -84,8 +84,12 @@ function composed(layer, head, n = 3) {
 }
 
 function titled(title, content, kind = "") {
+  return element("section", {}, element("h3", {}, title), classed(kind, content));
+}
+
+function classed(kind, content) {
   content.className = kind;
-  return element("section", {}, element("h3", {}, title), content);
+  return content;
 }
 
 function strength(metric, pair) {
@@ -96,10 +100,12 @@ function isOwn(metric, at, layer, head, end) {
   return at["layer" + end] === layer && at[unit(metric) + end] === unitOf(metric, layer, head);
 }
 
+/* A line for a partner: its name chooses it, the button beside chooses the two as a pair. */
 function partnerRow(metric, pair, end, before = "") {
   const layer = end && "layer_b" in pair.at ? pair.at.layer_b : pair.at.layer;
-  const place = chooser(placeName(pair.at, end), layer, headOf(metric, layer, pair.at[unit(metric) + end]));
-  return [element("span", {}, before, place), ...numbersOf(pair)];
+  const other = { layer, head: headOf(metric, layer, pair.at[unit(metric) + end]) };
+  const place = chooser(placeName(pair.at, end), other.layer, other.head);
+  return [element("span", { class: "ends" }, before, place, " ", pairChooser({ layer: state.layer, head: state.head }, other)), ...numbersOf(pair)];
 }
 
 function words(layer, head) {

@@ -35,6 +35,12 @@ function chooser(text, layer, head) {
   return element("button", { type: "button", class: "place", onclick: () => choose({ layer, head }) }, text);
 }
 
+/* A button that chooses two heads as a pair. */
+function pairChooser(head, other) {
+  const name = `${placeName(head)} and ${placeName(other)} as a pair`;
+  return element("button", { type: "button", class: "with", "aria-label": name, title: name, onclick: () => choose({ ...head, other }) }, "pair");
+}
+
 /* Options under the heading of their group, where there is more than one. */
 function grouped(offered) {
   const option = ([value, text]) => element("option", { value }, text);

@@ -113,6 +113,12 @@ function watchPanels() {
   addEventListener("beforeprint", () => { for (const panel of Object.values(PANELS)) panel.seen = true; render(); });
 }
 
+/* What scrolls to a place must know how high the bar is that covers it. */
+function watchBar() {
+  const bar = document.querySelector(".bar");
+  new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${bar.offsetHeight}px`)).observe(bar);
+}
+
 /* Links within the page, typed addresses, back and forward all end here. The address of a section
    names no choice; what is chosen is put back into it. */
 function onAddress() {
@@ -135,6 +141,7 @@ function start() {
   startSearch();
   render();
   watchPanels();
+  watchBar();
   if (!DATA.heads) byId("card").hidden = true;
 }
 
