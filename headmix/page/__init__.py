@@ -24,7 +24,7 @@ _PANELS = ("overview", "depth", "pairs", "spectra", "labels", "across")
 _SCRIPTS = (
     *("data.js", "dom.js", "draw.js", "panels.js"),
     *(f"panels/{name}.js" for name in _PANELS),
-    *("state.js", "find.js", "keys.js", "pair.js", "card.js", "page.js"),
+    *("state.js", "find.js", "keys.js", "pair.js", "card.js", "export.js", "page.js"),
 )
 
 
@@ -50,6 +50,8 @@ def report(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
 def render(ds: xr.Dataset) -> str:
     """The page as text."""
     ds = aligned(ds)
+    tables = summary.tables(ds)
+    data = payload.plain(ds) | {"summary": summary.plain(tables)}
     script = "".join(_asset(f"js/{name}") for name in _SCRIPTS)
     style = _asset("style.css")
     plotly_packed, plotly_hash = _plotly()
@@ -59,7 +61,7 @@ def render(ds: xr.Dataset) -> str:
         quantised=summary.quantised(ds),
         facts=summary.facts(ds),
         findings=findings.find(ds),
-        tables=summary.tables(ds),
+        tables=tables,
         on_text="n_tokens" in ds,
         interrupted=ds.attrs.get("interrupted", ""),
         left_out=summary.left_out(ds),
@@ -67,7 +69,7 @@ def render(ds: xr.Dataset) -> str:
         glossary=glossary.entries(ds),
         transformations=TRANSFORMATIONS,
         provenance=summary.provenance(ds),
-        data=payload.script_json(payload.plain(ds)),
+        data=payload.script_json(data),
         version=__version__,
         style=style,
         script=script,

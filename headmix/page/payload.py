@@ -7,9 +7,18 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from headmix import __version__
 from headmix.collector import WITHIN_POSITION
 from headmix.plots import SCALES
-from headmix.shapes import RUNS, Measured, group_of, is_directed, metric_names, shape_of
+from headmix.shapes import (
+    RUNS,
+    Measured,
+    by_replacing,
+    group_of,
+    is_directed,
+    metric_names,
+    shape_of,
+)
 
 #: Where a script element's content could end or a string literal break.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -22,6 +31,8 @@ _PARTNERS = 6
 def plain(ds: xr.Dataset) -> dict[str, Any]:
     """What the figures need: metrics, their nulls and intervals, labels of axes, colour scales."""
     return {
+        "headmix": __version__,
+        "model": ds.attrs.get("model", "a model"),
         "layers": [str(n) for n in ds.layer.values],
         "labels": {str(dim): _labels(ds, str(dim)) for dim in ds.dims},
         "heads": ds.sizes.get("head", 0),
@@ -48,12 +59,16 @@ def _metric(ds: xr.Dataset, name: str) -> dict[str, Any]:
     within = name + WITHIN_POSITION
     return {
         "name": name,
+        "variable": name,
         "title": variable.attrs["title"],
+        "formula": variable.attrs.get("formula", ""),
+        "null": variable.attrs.get("null", ""),
         "unit": variable.attrs.get("units", ""),
         "shape": shape,
         "directed": shape == "cross" and is_directed(variable),
         "group": group_of(variable),
         "signed": least.startswith(("-", "−")),
+        "replaced": by_replacing(variable),
         "value": _words(variable) if shape == "text" else _numbers(variable, kept),
         "mean": _null(ds, name + "_null_mean", kept),
         "sd": _null(ds, name + "_null_sd", kept),

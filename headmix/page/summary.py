@@ -61,6 +61,28 @@ def tables(ds: xr.Dataset) -> list[tuple[str, list[Row]]]:
     return [(heading, lines) for heading, lines in made.items() if lines]
 
 
+#: A row's number → what its column is called where the tables are saved.
+_COLUMNS = {
+    "name": "metric", "title": "title", "n": "n", "mean": "mean", "null_mean": "null_mean",
+    "null_sd": "null_sd", "beyond": "share_beyond_2_sd", "place": "furthest_from_null",
+    "value": "value", "z_null": "z", "low": "low", "high": "high",
+}  # fmt: skip
+
+
+def plain(tables: list[tuple[str, list[Row]]]) -> dict[str, Any]:
+    """The tables as columns and rows, with None for NaN: what the page saves of them."""
+    lines = [
+        [heading, *(_finite(getattr(row, name)) for name in _COLUMNS)]
+        for heading, rows in tables
+        for row in rows
+    ]
+    return {"columns": ["measured", *_COLUMNS.values()], "rows": lines}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
 def _title(ds: xr.Dataset, name: str) -> str:
     """What a metric is called; the heading says already whether position is taken out."""
     plain = name.removesuffix(WITHIN_POSITION)

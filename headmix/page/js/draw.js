@@ -1,12 +1,12 @@
-/* Figures, one function a shape: grid, depth, curves. Each returns what plotly draws, the same numbers
-   as a table to read, and as plain rows to save. */
+/* Figures, one function a shape: grid, depth, curves. Each returns its metrics, what plotly draws, and
+   the same numbers as a table to read and as plain rows to save. */
 
 /* Points { at, value, mean, … } as plain columns and rows, one row a point, named as in the results
    file: axes first, then the number, then what is known of its null and interval. */
 function longForm(metric, points) {
   const found = points.filter((p) => !Number.isNaN(p.value));
   const dims = metric.value.dims.filter((dim) => found.some((p) => dim in p.at));
-  const parts = [[metric.name, "value"], ["null_mean", "mean"], ["null_sd", "sd"], ["low", "low"], ["high", "high"], ["z", "z"]]
+  const parts = [[metric.variable, "value"], ["null_mean", "mean"], ["null_sd", "sd"], ["low", "low"], ["high", "high"], ["z", "z"]]
     .filter(([, part]) => part === "value" || found.some((p) => Number.isFinite(p[part])));
   const label = (dim, i) => (/^\d+$/.test(DATA.labels[dim][i]) ? Number(DATA.labels[dim][i]) : DATA.labels[dim][i]);
   const plainNumber = (x) => (Number.isFinite(x) ? x : null);
@@ -118,6 +118,7 @@ function grid({ metric, cells, show = "value", rows, columns, rowTitle, columnTi
     line: { color: colour("ink"), width: 2 },
   }] : [];
   return {
+    metrics: [metric],
     traces: [trace],
     layout: layout(height, {
       xaxis: axis(columnTitle, columns, { showgrid: false, range: [-0.54, columns.length - 0.46], showline: false }),
@@ -170,6 +171,7 @@ function depthFigure({ metric, layers, means, dots, nulls, ringed }) {
     });
   }
   return {
+    metrics: [metric],
     traces,
     layout: layout(330, {
       showlegend: true, margin: { l: 56, r: 12, t: 30, b: 44 },
@@ -193,6 +195,7 @@ function curvesFigure({ metric, curves, along, nulls, log }) {
     });
   }
   return {
+    metrics: [metric],
     traces,
     layout: layout(340, {
       showlegend: true, margin: { l: 56, r: 12, t: 30, b: 44 },

@@ -47,7 +47,7 @@ function keepOutMapStyles(source) {
   if (id) document.head.append(element("meta", { id }));
 }
 
-const CONFIG = { displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: "", modeBarButtons: [["toImage"]], toImageButtonOptions: { format: "svg" } };
+const CONFIG = { displayModeBar: false, responsive: true, showSendToCloud: false, plotlyServerURL: "" };
 
 async function show(id, panel) {
   byId(id).hidden = !(panel.possible?.() ?? true);
