@@ -193,6 +193,15 @@ def compare(
     measuring: Measuring,
     reading: Reading,
     talk: Talk,
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="C",
+            help="Further ones in order, as the checkpoints of a training: B − A is then the last "
+            "minus the first, and the page follows every metric through all of them.",
+            show_default=False,
+        ),
+    ] = None,
     match: Annotated[
         str,
         typer.Option(
@@ -216,19 +225,21 @@ def compare(
     Models are measured alike, with the options below; runs must have been. The page shows the
     differences beside their nulls; FILE.nc also holds each metric of both.
     """
-    out = out or Path(f"headmix-{_slug(a)}-{_slug(b)}.html")
-    runs = [name.endswith(".nc") for name in (a, b)]
+    names = [a, b, *(more or [])]
+    out = out or Path(f"headmix-{_slug(names[0])}-{_slug(names[-1])}.html")
+    runs = [name.endswith(".nc") for name in names]
     if all(runs):
-        _need_nothing_said(f"each of {a} and {b} is a finished run", [loading, measuring, reading])
+        which = f"each of {' and '.join(names)} is a finished run"
+        _need_nothing_said(which, [loading, measuring, reading])
     with one_writer(out), talk.progress() as progress:
         options = measuring.measure_options() | reading.measure_options() | {"progress": progress}
         sides = []
-        for name, is_run in zip((a, b), runs, strict=True):
+        for name, is_run in zip(names, runs, strict=True):
             progress(f"loading {name}", 0, 0)
             sides.append(
                 hm.open_results(name) if is_run else hm.load(name, **loading.load_options())
             )
-        ds = hm.compare(sides[0], sides[1], match=match, any_processing=any_processing, **options)
+        ds = hm.compare(*sides, match=match, any_processing=any_processing, **options)
         (hm.save if out.suffix == ".nc" else hm.report)(ds, out)
     from headmix import cards
     from headmix.page import changes

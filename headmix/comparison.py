@@ -12,6 +12,7 @@ from headmix.collector import BESIDE
 from headmix.matching import MATCHES, Order, by_index, matched, what_changed
 from headmix.measurement import measure
 from headmix.model import AttentionModel
+from headmix.sequence import in_sequence
 from headmix.shapes import RUNS, aligned, metric_names
 from headmix.sources import load
 
@@ -19,7 +20,7 @@ from headmix.sources import load
 def compare(
     a: Any,
     b: Any,
-    *,
+    *more: Any,
     match: str = "index",
     any_processing: bool = False,
     **options: Any,
@@ -29,6 +30,8 @@ def compare(
     Args:
         a, b: Datasets from ``measure`` or ``open_results``, or anything that ``measure`` takes for
             a model; then both are measured alike.
+        *more: further ones, in order, as the checkpoints of a training are: A is then the first of
+            all and B the last.
         match: which heads are compared. "index": those of the same number. "overlap": within each
             layer those that write into the same subspaces, by the assignment that makes the sum of
             ``projection_kernel`` largest (KV groups as wholes). "cka": those whose outputs on the
@@ -48,6 +51,8 @@ def compare(
         ``write_change`` ``‖W_O^B − W_O^A‖ / ‖W_O^A‖``, which depends on the gauge,
         ``ov_change`` the same of ``M_h = W_V W_O``, which does not, and ``write_overlap``, the
         ``projection_kernel`` of a head with its match.
+        Of more than two, ``<metric>_sequence`` [run, …] holds the values of all, but for pairs
+        across layers.
 
     Raises:
         ValueError: processing, layers or heads differ, heads are to be matched between runs, or a
@@ -55,19 +60,26 @@ def compare(
     """
     if match not in MATCHES:
         raise ValueError(f"match must be one of {', '.join(MATCHES)}, got {match!r}")
-    models = [None if isinstance(x, xr.Dataset) else _loaded(x) for x in (a, b)]
-    both = None if models[0] is None or models[1] is None else (models[0], models[1])
-    if match != "index" and both is None:
-        raise ValueError(f"match={match!r} needs both models: a run holds no weights")
+    models = [None if isinstance(x, xr.Dataset) else _loaded(x) for x in (a, b, *more)]
+    if match != "index" and None in models:
+        raise ValueError(f"match={match!r} needs the models: a run holds no weights")
     runs = [
         aligned(x if model is None else measure(model, **options))
-        for x, model in zip((a, b), models, strict=True)
+        for x, model in zip((a, b, *more), models, strict=True)
     ]
-    _need_alike(*runs, any_processing=any_processing)
-    order = matched(both, runs[0], match, options) if both else by_index(runs[0])
-    ds = _differences(runs[0], _reordered(runs[1], order))
-    ds["match"] = (("layer", "head"), order)
-    changes = what_changed(both, ds) if both else {}
+    for run in runs[1:]:
+        _need_alike(runs[0], run, any_processing=any_processing)
+    first, *rest = models
+    orders = [
+        matched((first, model), runs[0], match, options) if first and model else by_index(runs[0])
+        for model in rest
+    ]
+    runs[1:] = map(_reordered, runs[1:], orders)
+    ds = _differences(runs[0], runs[-1])
+    if more:
+        ds = ds.assign(in_sequence(runs, metric_names(ds)))
+    ds["match"] = (("layer", "head"), orders[-1])
+    changes = what_changed((first, rest[-1]), ds) if first and rest[-1] else {}
     for name, (title, formula, values) in changes.items():
         attrs = {"title": title, "formula": formula, "family": "comparison", "needs": "heads"}
         blank = {"units": "", "null": "none known", "invariant": "", "reference": "", "doc": ""}

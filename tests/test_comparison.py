@@ -13,6 +13,7 @@ from commands import fails, headmix
 from small import WeightsOnly, small_model
 
 import headmix as hm
+from headmix import lab
 from headmix.heads import Heads
 from headmix.model import AttentionModel
 from headmix.shapes import metric_names
@@ -190,3 +191,45 @@ def test_the_command_says_what_cannot_be_compared(demo_run: Path, tmp_path: Path
         "compare", demo_run, demo_run, "--match", "overlap", *out
     )
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_sequence_holds_every_run_and_the_difference_of_first_and_last() -> None:
+    def scaled(factor: float) -> AttentionModel:
+        by = torch.tensor([factor, 1, 1, 1])[:, None, None]
+        model = changed(small_model(), lambda h: replace(h, W_O=h.W_O * by + h.W_O[[1]]))
+        return replace(model, name=f"run-step{factor:g}")
+
+    runs = [hm.measure(scaled(f)) for f in (1, 2, 3)]
+    ds = hm.compare(*runs)
+    assert ds.run.values.tolist() == ["step1", "step2", "step3"]
+    assert ds.ov_stable_rank_sequence.dims == ("run", "layer", "head")
+    for step, run in zip(ds.run.values, runs, strict=True):
+        at = ds.ov_stable_rank_sequence.sel(run=step)
+        assert np.array_equal(at, run.ov_stable_rank)
+    assert np.allclose(ds.ov_stable_rank, runs[2].ov_stable_rank - runs[0].ov_stable_rank)
+    assert "composition_v_sequence" not in ds  # pairs across layers are too many
+    assert set(metric_names(ds)) == set(metric_names(runs[0]))
+
+
+def test_every_run_of_a_sequence_is_matched_to_the_first() -> None:
+    a, b = small_model(), changed(small_model(), shuffled)
+    ds = hm.compare(a, b, a, match="overlap", metrics=["ov_stable_rank"])
+    ranks = ds.ov_stable_rank_sequence
+    assert np.allclose(ranks, ranks[0], rtol=1e-4)
+    assert ds.match.values.tolist() == [[0, 1, 2, 3]] * 3
+    with pytest.raises(ValueError, match="the other folded"):
+        hm.compare(a, hm.measure(a).assign_attrs(processing="folded"), a)
+
+
+def test_checkpoints_of_a_training_are_a_sequence_on_the_command_line(tmp_path: Path) -> None:
+    task = lab.TASKS["induction"]()
+    lab.train(
+        task.config(mlp=False), task, seeds=[0],
+        learning_rates=[1e-2], steps=4, batch=8, checkpoints=tmp_path, every=2,
+    )  # fmt: skip
+    files = sorted(tmp_path.glob("*.safetensors"))
+    numbers = tmp_path / "training.nc"
+    headmix("compare", *files, "--out", numbers)
+    ds = hm.open_results(numbers)
+    assert ds.run.values.tolist() == ["step00000", "step00002", "step00004"]
+    assert float(ds.ov_change.min()) > 0
