@@ -100,7 +100,9 @@ class Loading:
 
 LayerList = Annotated[
     str | None,
-    _option("Names or positions, as in 0,3-5 or encoder.L0; default all.", "Measuring", "LIST"),
+    _option(
+        "Names or positions, as in 0,3-5 or L2-L4 or encoder.L0; default all.", "Measuring", "LIST"
+    ),
 ]
 
 
@@ -309,20 +311,20 @@ def _one_line(debug: bool) -> Iterator[None]:
 
 
 def layer_list(text: str | None) -> list[str | int] | None:
-    """The layers a user lists: names, positions and ranges of positions; None for all.
+    """The layers a user lists: names, positions and ranges of either; None for all.
 
-    >>> layer_list("0,3-5,encoder.L0")
-    [0, 3, 4, 5, 'encoder.L0']
+    >>> layer_list("0,3-5,L7-L8,encoder.L0")
+    [0, 3, 4, 5, 'L7', 'L8', 'encoder.L0']
     """
     if text is None:
         return None
     layers: list[str | int] = []
     for item in _items(text):
-        if found := re.fullmatch(r"(\d+)-(\d+)", item):
-            first, last = map(int, found.groups())
+        if found := re.fullmatch(r"(L?)(\d+)-L?(\d+)", item):
+            first, last = int(found[2]), int(found[3])
             if last < first:
                 raise ValueError(f"--layers {item}: the range ends before it begins")
-            layers += range(first, last + 1)
+            layers += [f"L{i}" if found[1] else i for i in range(first, last + 1)]
         else:
             layers.append(int(item) if item.isdigit() else item)
     return layers
