@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 from torch import Tensor
 
 from headmix import checkpoints
@@ -41,13 +42,23 @@ class Plan:
     tokens: int | None
     joint_bytes: int = 0
 
+    @property
+    def sums_bytes(self) -> int:
+        """The size of all sums that are held at a time."""
+        return self.joint_bytes + max(
+            sum(self.layer_bytes[n] for n in group) for group in self.groups
+        )
+
+    @property
+    def most_bytes(self) -> int:
+        """With what metrics derive from them: replicates of a layer's sums, or of the joint."""
+        return self.sums_bytes + max(12 * max(self.layer_bytes.values()), self.joint_bytes)
+
     def __str__(self) -> str:
-        most = max(sum(self.layer_bytes[n] for n in group) for group in self.groups)
-        most += self.joint_bytes
         passes = f" in {len(self.groups)} passes over the text" if len(self.groups) > 1 else ""
         return (
             f"{self.tokens or '?'} tokens in {self.batches or '?'} batches; the sums of "
-            f"{sum(map(len, self.groups))} layers take {most / 2**20:.0f} MiB{passes}"
+            f"{sum(map(len, self.groups))} layers take {self.sums_bytes / 2**20:.0f} MiB{passes}"
         )
 
 
@@ -67,13 +78,15 @@ def plan(
         batches: what will be run.
         folds: folds of documents.
         positions: positions whose means are kept.
-        memory: bytes that the sums may take; all layers go together where None.
+        memory: bytes that the sums may take. Where None all layers go together, if the machine has
+            room for them and what metrics derive from them.
         kinds: which sums are kept: "moments", "attention", "read_outs", "joint" (of all layers'
             heads side by side, which then go together).
 
     Raises:
-        ValueError: not even one layer fits, joint sums do not, or several passes are needed over
-            batches that can be read once; the message says how much it takes.
+        ValueError: not even one layer fits, joint sums do not, several passes are needed over
+            batches that can be read once, or the machine has too little memory free; the message
+            says how much it takes.
     """
     sizes = {}
     for name, h in heads.items():
@@ -111,9 +124,18 @@ def plan(
             f"{(memory or 0) / 2**30:.2f} GiB of memory allowed, and these batches can be read "
             "only once: pass them as a list, or allow more memory"
         )
-    return Plan(
+    planned = Plan(
         tuple(map(tuple, groups)), sizes, batches.n_batches, batches.n_tokens, joint_bytes=together
     )
+    free = psutil.virtual_memory().available
+    if memory is None and planned.most_bytes > free:
+        raise ValueError(
+            f"the sums and what metrics derive from them may take {planned.most_bytes / 2**30:.1f} "
+            f"GiB, and {free / 2**30:.1f} GiB of memory are free: say how much the sums may take "
+            "(memory), choose fewer layers"
+            + (" or leave out metrics across layers" if together else "")
+        )
+    return planned
 
 
 @dataclass

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -121,6 +122,28 @@ def test_the_plan_in_words():
     )
     unknown = Batches(lambda: iter(()), {})
     assert str(plan(heads, unknown, folds=5)).startswith("? tokens in ? batches; ")
+
+
+def test_what_the_machine_has_no_room_for_is_refused_unless_memory_is_named(monkeypatch):
+    heads = {f"L{n}": hm.Heads(torch.zeros(12, 64, 768), layer=f"L{n}") for n in range(4)}
+    feed = Batches(lambda: iter(()), {}, n_batches=40, n_tokens=32_000)
+    joint = plan(heads, feed, folds=5, kinds=("joint",))
+    alone = plan(heads, feed, folds=5)
+    assert alone.most_bytes == alone.sums_bytes + 12 * max(alone.layer_bytes.values())
+    assert joint.most_bytes > 2 * joint.joint_bytes > 2 * 8 * 5 * (4 * 768) ** 2
+    for free, fits in ((alone.most_bytes, True), (alone.most_bytes - 1, False)):
+        memory = SimpleNamespace(available=free)
+        monkeypatch.setattr("psutil.virtual_memory", lambda memory=memory: memory)
+        if fits:
+            plan(heads, feed, folds=5)
+            with pytest.raises(ValueError, match=r"or leave out metrics across layers$"):
+                plan(heads, feed, folds=5, kinds=("joint",))
+        else:
+            with pytest.raises(
+                ValueError, match=r"may take 0\.\d GiB, and 0\.\d GiB of memory are"
+            ):
+                plan(heads, feed, folds=5)
+            plan(heads, feed, folds=5, memory=50.0 * 2**20)
 
 
 def test_a_layer_that_does_not_fit_is_an_error_before_the_work(model):
