@@ -14,7 +14,7 @@ import xarray as xr
 
 from headmix import __version__
 from headmix.files import whole_file
-from headmix.page import findings, glossary, payload, summary
+from headmix.page import findings, findings_text, glossary, layers, payload, summary
 from headmix.registry import TRANSFORMATIONS
 from headmix.shapes import aligned
 from headmix.terminal import interval
@@ -61,6 +61,8 @@ def render(ds: xr.Dataset) -> str:
         quantised=summary.quantised(ds),
         facts=summary.facts(ds),
         findings=findings.find(ds),
+        layers=layers.by_layer(ds),
+        beaten=findings_text.beaten(ds),
         tables=tables,
         on_text="n_tokens" in ds,
         interrupted=ds.attrs.get("interrupted", ""),
@@ -120,10 +122,11 @@ def _template() -> jinja2.Template:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"number": _number, "null": _null_text, "interval": _interval_text}
+    environment.filters["distance"] = _distance
     return environment.from_string(_asset("template.html"))
 
 
-def _null_text(row: summary.Row) -> str:
+def _null_text(row: summary.Row | layers.Cell) -> str:
     """Mean ± sd, both to the second significant digit of the sd."""
     if row.null_sd is None or row.null_mean is None or not row.null_sd > 0:
         return _number(row.null_mean)
@@ -131,7 +134,7 @@ def _null_text(row: summary.Row) -> str:
     return f"{row.null_mean:.{decimals}f} ± {row.null_sd:.{decimals}f}".replace("-", "−")
 
 
-def _interval_text(row: summary.Row) -> str:
+def _interval_text(row: summary.Row | layers.Cell) -> str:
     """Both ends, as the cards have them; a dash where there are none."""
     return interval({"low": row.low, "high": row.high}).replace("-", "−") or "–"
 
@@ -139,3 +142,8 @@ def _interval_text(row: summary.Row) -> str:
 def _number(value: float | None, digits: int = 4) -> str:
     """Some significant digits; a dash where there is no number."""
     return "–" if value is None or math.isnan(value) else f"{value:.{digits}g}".replace("-", "−")
+
+
+def _distance(z: float | None) -> str:
+    """A distance from the null; of a large one only whole sds matter."""
+    return f"{z:.0f}".replace("-", "−") if z is not None and abs(z) >= 100 else _number(z, 2)

@@ -4,6 +4,7 @@ import numpy as np
 import xarray as xr
 
 from headmix.page.summary import Row, link, place, rows
+from headmix.shapes import RUNS
 
 #: How many metrics get a sentence.
 MOST = 5
@@ -16,6 +17,7 @@ def find(ds: xr.Dataset) -> list[tuple[str, str, str]]:
     moved = [row for row in by_name.values() if row.z_null is not None]
     moved.sort(key=lambda row: -abs(row.z_null or 0))
     told += [_moved(ds, row) for row in moved[:MOST]]
+    told.append(_rest(moved[MOST:], len(by_name) - len(moved)))
     return [sentence for sentence in told if sentence is not None]
 
 
@@ -31,7 +33,7 @@ def _weights(ds: xr.Dataset, by_name: dict[str, Row]) -> tuple[str, str, str] | 
         f"The heads' {what} changed by {float(layers.mean()):.2%} of their norm on average, most "
         f"in {most} ({float(layers.max()):.2%}), least in {least} ({float(layers.min()):.2%}); of "
         f"all {by_name[name].n} heads most by {float(ds[name].isel(at)):.2%}.",
-        link(ds, at),
+        link(ds, at, name),
         place(ds, at),
     )
 
@@ -55,13 +57,30 @@ def _moved(ds: xr.Dataset, row: Row) -> tuple[str, str, str]:
     if row.low is not None and row.high is not None and np.isfinite([row.low, row.high]).all():
         interval = f", interval {_signed(row.low)} to {_signed(row.high)}"
     title = row.title.removesuffix(", B − A")
+    own = [ds[row.name + suffix] for suffix in RUNS if row.name + suffix in ds]
+    a_b = " to ".join(_signed(float(run.isel(row.at)), sign="") for run in own)
     return (
-        f"{title}: furthest by {_signed(row.value)} ({_signed(row.z_null or 0.0, 2)} null "
-        f"sd{interval}); the mean of {row.n} differences is {_signed(row.mean, 2)}.",
+        f"{title}: furthest from {a_b}, by {_signed(row.value)} ({_signed(row.z_null or 0.0, 2)} "
+        f"null sd{interval}); the mean of {row.n} differences is {_signed(row.mean, 2)}.",
         row.link,
         row.place,
     )
 
 
-def _signed(value: float, digits: int = 3) -> str:
-    return f"{value:+.{digits}g}".replace("-", "−")
+def _rest(rest: list[Row], unranked: int) -> tuple[str, str, str] | None:
+    """What did not move further, so that the list is known to be whole."""
+    if not rest:
+        return None
+    first = rest[0]
+    furthest = _signed(abs(first.z_null or 0.0), 2, sign="")
+    more = f"; {unranked} without a null sd are not ranked" if unranked else ""
+    return (
+        f"No other of {len(rest)} metrics moved by more than {furthest} null sd "
+        f"({first.title.removesuffix(', B − A')}){more}.",
+        first.link,
+        first.place,
+    )
+
+
+def _signed(value: float, digits: int = 3, sign: str = "+") -> str:
+    return f"{value:{sign}.{digits}g}".replace("-", "−")

@@ -41,6 +41,7 @@ class Row:
     z_null: float | None
     low: float | None
     high: float | None
+    at: dict[Any, Any]
 
 
 def rows(ds: xr.Dataset) -> list[Row]:
@@ -107,8 +108,10 @@ def _row(ds: xr.Dataset, name: str) -> Row | None:
     if not np.isfinite(distance).any():
         return None
     flat = int(np.nanargmax(distance.values))
-    at = dict(zip(value.dims, np.unravel_index(flat, value.shape), strict=True))
+    index = map(int, np.unravel_index(flat, value.shape))
+    at = dict(zip(map(str, value.dims), index, strict=True))
     directed = shape_of(value) not in ("matrix", "cross") or is_directed(value)
+    at = at if directed else in_order(at)
     return Row(
         title=_title(ds, name),
         name=name,
@@ -118,12 +121,21 @@ def _row(ds: xr.Dataset, name: str) -> Row | None:
         null_sd=_mean(measured.sd, value),
         beyond=None if z is None else _share_beyond(z.values),
         place=place(ds, at, directed),
-        link=link(ds, at),
+        link=link(ds, at, name),
         value=float(value.isel(at)),
         z_null=None if z is None else float(z.isel(at)),
         low=_at(measured.low, at),
         high=_at(measured.high, at),
+        at=at,
     )
+
+
+def in_order(at: dict[str, int]) -> dict[str, int]:
+    """The place of a pair of one layer, the lower head first; for pairs without direction."""
+    ends = next(((u, f"{u}_b") for u in UNITS if f"{u}_b" in at), None)
+    if ends is None or "layer_b" in at or at[ends[0]] <= at[ends[1]]:
+        return at
+    return at | {ends[0]: at[ends[1]], ends[1]: at[ends[0]]}
 
 
 def _at(array: xr.DataArray | None, at: dict[Any, Any]) -> float | None:
@@ -143,25 +155,37 @@ def _mean(null: xr.DataArray | None, value: xr.DataArray) -> float | None:
 def place(ds: xr.Dataset, at: dict[Any, Any], directed: bool = True) -> str:
     """Where in the model, in the field's shorthand: L3H5, a pair L3H5 – L3H7,
     or, where one writes and the other reads, a pair across layers L3H5 → L4H2."""
-    layers = [str(n) for n in ds.layer.values]
-    names = []
-    for end in ("", "_b"):
-        unit = next((u for u in UNITS if u + end in at), None)
-        layer = at.get("layer" + end, at["layer"])
-        if unit or not end:
-            number = "" if unit is None else f"{'H' if unit == 'head' else 'KV'}{at[unit + end]}"
-            space = " " if unit and not re.fullmatch(r"L\d+", layers[layer]) else ""
-            names.append(layers[layer] + space + number)
-    ends = (" → " if directed and "layer_b" in at else " – ").join(names)
+    ends = [end for end in ("", "_b") if not end or any(f"{u}_b" in at for u in UNITS)]
+    names = [_end(ds, at, end) for end in ends]
+    between = " → " if directed and "layer_b" in at else " – "
     of = [str(ds[d].values[at[d]]) for d in ("label", "read_out", "label_b") if d in at]
-    return " · ".join([ends, *of])
+    return " · ".join([between.join(names), *of])
 
 
-def link(ds: xr.Dataset, at: dict[Any, Any]) -> str:
-    """The fragment that selects this place on the page."""
+def _end(ds: xr.Dataset, at: dict[Any, Any], end: str = "") -> str:
+    """One end of a pair, or the only one; the page reads these names back."""
+    layer = str(ds.layer.values[at.get("layer" + end, at["layer"])])
+    unit = next((u for u in UNITS if u + end in at), None)
+    if unit is None:
+        return layer
+    space = "" if re.fullmatch(r"L\d+", layer) else " "
+    return f"{layer}{space}{'H' if unit == 'head' else 'KV'}{at[unit + end]}"
+
+
+def link(ds: xr.Dataset, at: dict[Any, Any], metric: str = "") -> str:
+    """The fragment that selects this place on the page, a pair where it is one, and shows the
+    metric in every panel that can."""
     chosen = {"layer": str(ds.layer.values[at["layer"]])}
     if "head" in at:
         chosen["head"] = str(at["head"])
+    if "head_b" in at:
+        chosen["with"] = _end(ds, at, "_b")
+    if "label" in at:
+        chosen["label"] = str(at["label"])
+    if metric:
+        chosen["metric"] = metric.removesuffix(WITHIN_POSITION)
+    if metric.endswith(WITHIN_POSITION):
+        chosen["position"] = "out"
     return "#" + urlencode(chosen)
 
 

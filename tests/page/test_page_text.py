@@ -103,7 +103,8 @@ def test_a_row_gives_the_place_furthest_from_the_null(ds):
     assert row.null_mean == pytest.approx(0.25)
     assert re.fullmatch("L[012]H0 – L[012]H1", row.place)  # the planted copy
     assert row.z_null == pytest.approx((row.value - row.null_mean) / row.null_sd, rel=1e-4)
-    assert row.link == f"#layer={row.place[:2]}&head=0"
+    layer = row.place[:2]
+    assert row.link == f"#layer={layer}&head=0&with={layer}H1&metric=projection_kernel"
 
 
 def test_findings_speak_of_what_was_measured_only(ds):

@@ -58,11 +58,16 @@ function withInterval(found) {
   return element("span", { class: "n" }, number(found.value, 3), ...(span ? [element("small", {}, span)] : []));
 }
 
-/* The distance from the null as a number with a bar, which stops at ± 6. */
-function distance({ z }) {
-  if (Number.isNaN(z)) return "–";
-  const side = z < 0 ? "low" : "high";
-  return element("span", { class: "distance" }, element("span", {}, number(z, 2)), element("meter", { class: side, min: 0, max: 6, value: Math.min(6, Math.abs(z)), "aria-hidden": "true" }));
+/* The distance from the null as a number with a bar, which stops at ± 6. Both are grey where the
+   interval holds the null: on other documents the number might as well lie on its other side. */
+function distance(found) {
+  if (Number.isNaN(found.z)) return "–";
+  const side = holdsNull(found) ? "held" : found.z < 0 ? "low" : "high";
+  return element("span", { class: `distance ${side}` }, element("span", {}, number(found.z, 2)), element("meter", { class: side, min: 0, max: 6, value: Math.min(6, Math.abs(found.z)), "aria-hidden": "true" }));
+}
+
+function holdsNull({ low, high, mean }) {
+  return low <= mean && mean <= high;
 }
 
 function nearest(layer, head, n = 3) {
