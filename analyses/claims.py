@@ -15,7 +15,7 @@ from typing import Any
 
 import jinja2
 from figures import number
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from verdicts import CLAIMS, Evidence, Verdict, read, replace
 
 HERE = Path(__file__).parent
@@ -83,6 +83,7 @@ def _template(name: str, *, autoescape: bool) -> jinja2.Template:
     environment.globals |= {"signs": SIGNS, "claims": CLAIMS}
     environment.filters |= {
         "number": _number,
+        "typeset": lambda text: escape(text).replace("W_O", Markup("W<sub>O</sub>")),
         "null": _null,
         "interval": _interval,
         # figures are built as a tree of elements, which escapes what they are given
