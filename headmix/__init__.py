@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headmix.interventions import Interventions
     from headmix.laws import verify
     from headmix.layouts import Layout
+    from headmix.logistic import logistic_accuracy
     from headmix.measurement import measure
     from headmix.model import AttentionModel
     from headmix.page import report
@@ -37,6 +38,7 @@ _HOME = {
     "compare": "headmix.comparison",
     "lab": "headmix.lab",
     "load": "headmix.sources",
+    "logistic_accuracy": "headmix.logistic",
     "measure": "headmix.measurement",
     "metric": "headmix.registry",
     "metrics": "headmix.metrics",
@@ -59,6 +61,7 @@ __all__ = [
     "compare",
     "lab",
     "load",
+    "logistic_accuracy",
     "measure",
     "metric",
     "metrics",

@@ -8,6 +8,7 @@ from example_read_outs import SETS, one_hot, stream_of, sums_of
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LinearRegression, Ridge
 
+import headmix as hm
 from headmix import metrics, probes
 from headmix.heads import Heads
 from headmix.labelling import LabelSet
@@ -474,12 +475,12 @@ def test_what_a_probe_cannot_have_is_said() -> None:
     with pytest.raises(ValueError, match="24 wide in all"):
         metrics.probe_r2(example(d=5).heads, e.read_outs)
     with pytest.raises(ValueError, match="no label 'amount' with classes"):
-        probes.logistic_accuracy(e.heads, outs, "concat", "amount")
+        hm.logistic_accuracy(e.heads, outs, "concat", "amount")
 
 
 def test_a_logistic_probe_of_the_sample_finds_what_there_is() -> None:
     e = example()
-    found = probes.logistic_accuracy(e.heads, e.read_outs, "concat", "kind")
-    dealt = probes.logistic_accuracy(e.heads, e.read_outs, "concat", "kind control")
+    found = hm.logistic_accuracy(e.heads, e.read_outs, "concat", "kind")
+    dealt = hm.logistic_accuracy(e.heads, e.read_outs, "concat", "kind control")
     assert found > 0.6
     assert dealt < 0.45
