@@ -171,6 +171,10 @@ class Reading:
     causal_tokens: Annotated[
         int | None, _option("Of the text, for --causal; default 2000.", "Text", "N")
     ] = None
+    causal_pairs: Annotated[
+        str | None,
+        _option("Heads to replace together too, for --causal: L3H0-H5,L4H1-H2.", "Text", "LIST"),
+    ] = None
     memory: Annotated[
         float | None,
         _option(
@@ -203,8 +207,12 @@ class Reading:
         if said and self.text is None:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in said)
             raise ValueError(f"{names}: of which text? name one with --text; 'default' is one")
-        if self.causal_tokens is not None:
-            said["causal"] = _interventions(said.pop("causal_tokens"), self.causal)
+        how = {
+            "tokens": said.pop("causal_tokens", None),
+            "pairs": _pairs(said.pop("causal_pairs", None)),
+        }
+        if how := {name: value for name, value in how.items() if value is not None}:
+            said["causal"] = _interventions(how, self.causal)
         if self.memory is not None:
             said["memory"] = self.memory * 2**30
         if self.text == "default":
@@ -212,12 +220,29 @@ class Reading:
         return said
 
 
-def _interventions(tokens: int, causal: bool) -> Any:
+def _interventions(how: dict[str, Any], causal: bool) -> Any:
     if not causal:
-        raise ValueError("--causal-tokens says how much of the text --causal takes: add --causal")
+        options = " and ".join(f"--causal-{name}" for name in how)
+        raise ValueError(f"{options} say how --causal replaces heads: add --causal")
     from headmix.interventions import Interventions  # it brings torch: only once it is needed
 
-    return Interventions(tokens=tokens)
+    return Interventions(**how)
+
+
+def _pairs(text: str | None) -> dict[str, list[tuple[int, int]]] | None:
+    """Pairs of heads by layer.
+
+    >>> _pairs("L3H0-H5,L3H1-H2,encoder.L0H7-H1")
+    {'L3': [(0, 5), (1, 2)], 'encoder.L0': [(7, 1)]}
+    """
+    if text is None:
+        return None
+    pairs: dict[str, list[tuple[int, int]]] = {}
+    for item in _items(text):
+        if not (found := re.fullmatch(r"(\S+?) ?H(\d+)-H(\d+)", item)):
+            raise ValueError(f"--causal-pairs {item}: expected two heads of a layer, as in L3H0-H5")
+        pairs.setdefault(found[1], []).append((int(found[2]), int(found[3])))
+    return pairs
 
 
 @dataclass(frozen=True)

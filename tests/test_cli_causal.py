@@ -69,7 +69,15 @@ def test_it_is_asked_for_with_a_text() -> None:
     )
     asked = Reading(text="a.txt", causal=True, causal_tokens=9).measure_options()
     assert asked == {"text": "a.txt", "causal": Interventions(tokens=9)}
+    pairs = Reading(text="a.txt", causal=True, causal_pairs="L5H0-H3, L5H1-H2").measure_options()
+    assert pairs["causal"] == Interventions(pairs={"L5": [(0, 3), (1, 2)]})
     assert Reading(text="a.txt", causal=True).measure_options()["causal"] is True
+
+
+def test_pairs_are_named_with_their_layer(text: Path) -> None:
+    measure = ("measure", "demo", "--text", text, *READ, "--json", "--causal-pairs")
+    assert "L5H0-L5H1: expected two heads of a layer, as in L3H0-H5" in fails(*measure, "L5H0-L5H1")
+    assert "44" in fails(*measure, "L5H0-H44")
 
 
 def test_ctrl_c_keeps_what_was_seen_and_resume_goes_on(
