@@ -43,6 +43,7 @@ def visit(browser):
         page.on("pageerror", lambda error: troubles.append(str(error)))
         page.on("dialog", lambda dialog: troubles.append(dialog.message))
         page.goto(own + address)
+        page.wait_for_selector("html[data-started]", timeout=20_000)  # its numbers are unpacked
         return page
 
     yield open_page

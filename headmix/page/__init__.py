@@ -70,7 +70,7 @@ def render(ds: xr.Dataset) -> str:
         notes=summary.notes(ds),
         glossary=glossary.entries(ds),
         transformations=TRANSFORMATIONS,
-        provenance=summary.provenance(ds),
+        provenance=summary.provenance(ds) | {"numbers on this page": data["precision"]},
         data=payload.script_json(data),
         version=__version__,
         style=style,

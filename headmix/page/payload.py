@@ -1,6 +1,5 @@
 """The Dataset as one plain dictionary, which the page's scripts read."""
 
-import base64
 import json
 from typing import Any
 
@@ -9,6 +8,7 @@ import xarray as xr
 
 from headmix import __version__
 from headmix.collector import WITHIN_POSITION
+from headmix.page.planes import EXACT, Planes, rounded
 from headmix.plots import SCALES
 from headmix.shapes import (
     RUNS,
@@ -27,9 +27,25 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 _MOST_PAIRS = 500_000
 _PARTNERS = 6
 
+#: Metrics of more numbers than this are rounded, to so many bits after the leading one: 5 digits of
+#: what is read, 4 of what it is divided by, 3 of the half-widths of intervals.
+_MANY = 100_000
+_BITS = {"value": 15, "mean": 15, "sd": 12, "below": 9, "skew": 9}
+
+#: Said on the page and in what it saves.
+EXACTLY = "All numbers are in single precision, about 7 digits."
+ROUNDED = (
+    f"Numbers are in single precision, but those of metrics with more than {_MANY:,} of them are "
+    "rounded: values and nulls to 5 digits (a relative error of at most 1.5e-5), the nulls' sd to "
+    "4 (1.2e-4), the half-widths of intervals to 3 (1e-3). The results file has them all."
+)
+
 
 def plain(ds: xr.Dataset) -> dict[str, Any]:
     """What the figures need: metrics, their nulls and intervals, labels of axes, colour scales."""
+    planes = Planes()
+    drawn = [n for n in metric_names(ds, within_position=False) if shape_of(ds[n]) != "other"]
+    metrics = [_metric(ds, name, planes) for name in drawn]
     return {
         "headmix": __version__,
         "model": ds.attrs.get("model", "a model"),
@@ -39,8 +55,10 @@ def plain(ds: xr.Dataset) -> dict[str, Any]:
         "kv_of_head": ds.kv_of_head.values.tolist() if "kv_of_head" in ds else [],
         "valid": ds.valid.values.tolist() if "valid" in ds else [True] * ds.sizes["layer"],
         "compared": "compared" in ds.attrs,
-        "metrics": [_metric(ds, name) for name in metric_names(ds, within_position=False)],
+        "metrics": metrics,
+        "precision": ROUNDED if any(_many(ds[name]) for name in drawn) else EXACTLY,
         "scales": SCALES,
+        "planes": planes.packed(),
     }
 
 
@@ -49,12 +67,9 @@ def script_json(data: dict[str, Any]) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
 
 
-def _metric(ds: xr.Dataset, name: str) -> dict[str, Any]:
+def _metric(ds: xr.Dataset, name: str, planes: Planes) -> dict[str, Any]:
     variable = ds[name]
     shape = shape_of(variable)
-    kept = None
-    if shape == "cross" and variable.size > _MOST_PAIRS:
-        kept = _strongest(Measured.of(ds, name).without_self().value)
     least = str(variable.attrs.get("range", "")).strip("[").split(",")[0]
     within = name + WITHIN_POSITION
     return {
@@ -69,33 +84,85 @@ def _metric(ds: xr.Dataset, name: str) -> dict[str, Any]:
         "group": group_of(variable),
         "signed": least.startswith(("-", "−")),
         "replaced": by_replacing(variable),
-        "value": _words(variable) if shape == "text" else _numbers(variable, kept),
-        "mean": _null(ds, name + "_null_mean", kept),
-        "sd": _null(ds, name + "_null_sd", kept),
-        "low": _numbers(ds[name + "_low"], kept) if name + "_low" in ds else None,
-        "high": _numbers(ds[name + "_high"], kept) if name + "_high" in ds else None,
-        "within": _metric(ds, within) | {"name": name} if within in ds else None,
+        **(
+            {"value": _words(variable, planes)}
+            if shape == "text"
+            else _numbers(ds, name, shape, planes)
+        ),
+        "within": _metric(ds, within, planes) | {"name": name} if within in ds else None,
         "runs": {
-            run: _metric(ds, name + suffix) | {"name": name}
+            run: _metric(ds, name + suffix, planes) | {"name": name}
             for suffix, run in RUNS.items()
             if name + suffix in ds
         },
     }
 
 
-def _numbers(array: xr.DataArray, kept: np.ndarray | None = None) -> dict[str, Any]:
-    """Axes, and float32 numbers in base64: a third of the size of JSON, and exact.
+def _many(variable: xr.DataArray) -> bool:
+    return shape_of(variable) != "text" and variable.size > _MANY
 
-    Of an array of all axes only the ``kept`` places, with their flat positions.
+
+def _numbers(ds: xr.Dataset, name: str, shape: str, planes: Planes) -> dict[str, Any]:
+    """A metric's value, null and interval, as far as there are any.
+
+    Where the order of a pair does not matter it is held once. Of very many pairs only some are
+    held, and ``at`` says which. An interval is held as the distance of its lower end, and how much
+    further out its upper end lies: nothing, mostly.
     """
-    if kept is None or array.ndim < 4:
-        return _axes(array) | {"numbers": _base64(array.values, "<f4")}
-    numbers = array.values.ravel()[kept]
-    return _axes(array) | {"at": _base64(kept, "<u4"), "numbers": _base64(numbers, "<f4")}
+    value = ds[name]
+    bits = _BITS if _many(value) else dict.fromkeys(_BITS, EXACT)
+    kept = None
+    if shape == "cross" and value.size > _MOST_PAIRS:
+        kept = _strongest(Measured.of(ds, name).without_self().value)
+        kept = kept if is_directed(value) else _once(kept, value.shape)
+    parts = {"value": value, "mean": _null(ds, name + "_null_mean")}
+    parts |= {"sd": _null(ds, name + "_null_sd")}
+    if name + "_low" in ds:
+        below, above = value - ds[name + "_low"], ds[name + "_high"] - value
+        skew = rounded(above.values, bits["below"]) - rounded(below.values, bits["below"])
+        parts |= {"below": below, "skew": below.copy(data=skew)}
+    found: dict[str, Any] = {
+        part: _array(array, kept, bits[part], planes)
+        for part, array in parts.items()
+        if array is not None
+    }
+    if kept is not None:
+        found["value"]["at"] = planes.whole(np.diff(kept, prepend=0))
+    return found
 
 
-def _base64(values: np.ndarray, dtype: str) -> str:
-    return base64.b64encode(np.ascontiguousarray(values, dtype=dtype).tobytes()).decode()
+def _array(
+    array: xr.DataArray, kept: np.ndarray | None, bits: int, planes: Planes
+) -> dict[str, Any]:
+    """Axes, and where the numbers are: all, some of them, or of equal pairs one."""
+    axes = _axes(array)
+    if kept is not None and array.ndim == 4:
+        values, how = array.values.ravel()[kept], {"kept": True}
+    elif (once := _pairs_once(array)) is not None:
+        values, how = once, {"half": True}
+    else:
+        values, how = array.values, {}
+    return axes | how | {"numbers": planes.floats(values, bits)}
+
+
+def _pairs_once(array: xr.DataArray) -> np.ndarray | None:
+    """Every pair of different places once, if the order of a pair does not matter; else None."""
+    second = [str(d) for d in array.dims if str(d).endswith("_b")]
+    first = [d.removesuffix("_b") for d in second]
+    if not second or list(array.dims)[-2 * len(second) :] != first + second:
+        return None
+    n = int(np.prod([array.sizes[d] for d in first]))
+    pairs = array.values.reshape(-1, n, n)
+    if not np.allclose(pairs, pairs.mT, rtol=1e-6, atol=0, equal_nan=True):
+        return None
+    return pairs[:, *np.triu_indices(n, 1)]
+
+
+def _once(flat: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Flat positions of pairs with the earlier head first."""
+    n = shape[0] * shape[1]
+    first, second = np.divmod(flat, n)
+    return np.unique(np.minimum(first, second) * n + np.maximum(first, second))
 
 
 def _strongest(array: xr.DataArray) -> np.ndarray:
@@ -118,15 +185,19 @@ def _strongest(array: xr.DataArray) -> np.ndarray:
     return kept[np.isfinite(array.values.ravel()[kept])]
 
 
-def _words(array: xr.DataArray) -> dict[str, Any]:
-    return _axes(array) | {"words": [str(word) for word in array.values.ravel()]}
+def _words(array: xr.DataArray, planes: Planes) -> dict[str, Any]:
+    """Axes, the different words, and which of them is where."""
+    words = [str(word) for word in array.values.ravel()]
+    place = {word: i for i, word in enumerate(sorted(set(words)))}
+    which = planes.whole(np.array([place[word] for word in words], np.uint32))
+    return _axes(array) | {"words": planes.text(list(place)), "which": which}
 
 
 def _axes(array: xr.DataArray) -> dict[str, Any]:
     return {"dims": [str(d) for d in array.dims], "shape": list(array.shape)}
 
 
-def _null(ds: xr.Dataset, name: str, kept: np.ndarray | None) -> dict[str, Any] | None:
+def _null(ds: xr.Dataset, name: str) -> xr.DataArray | None:
     """A null without the axes along which it does not change."""
     if name not in ds:
         return None
@@ -135,7 +206,7 @@ def _null(ds: xr.Dataset, name: str, kept: np.ndarray | None) -> dict[str, Any] 
         first = array.isel({dim: slice(1)})
         if np.array_equal(array, np.broadcast_to(first, array.shape), equal_nan=True):
             array = first.isel({dim: 0})
-    return _numbers(array, kept)
+    return array
 
 
 def _labels(ds: xr.Dataset, dim: str) -> list[str]:

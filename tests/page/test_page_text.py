@@ -1,11 +1,11 @@
 """The page as a file: what it says, what it escapes, what it refuses."""
 
-import base64
 import json
 import re
 
 import numpy as np
 import pytest
+import unpacked
 from small import any_layer, describe, every_shape, hostile, on_text
 
 from headmix.page import findings, payload, render, report
@@ -60,31 +60,6 @@ def test_text_from_the_data_cannot_become_markup():
     assert "49" not in re.search(r"<h1>.*?</h1>", page, re.S)[0]  # {{ 7*7 }} is not computed
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     assert data["layers"] == hostile().layer.values.tolist()
-
-
-def test_numbers_reach_the_page_exactly(ds):
-    metric = next(m for m in payload.plain(ds)["metrics"] if m["name"] == "projection_kernel")
-    numbers = np.frombuffer(base64.b64decode(metric["value"]["numbers"]), "<f4")
-    np.testing.assert_array_equal(numbers, ds.projection_kernel.values.ravel())
-    assert metric["mean"]["dims"] == []  # the same null everywhere is one number
-
-
-def test_of_very_many_pairs_only_the_strongest_travel(ds, monkeypatch):
-    monkeypatch.setattr(payload, "_MOST_PAIRS", 10)
-    monkeypatch.setattr(payload, "_PARTNERS", 1)
-    value = next(m for m in payload.plain(ds)["metrics"] if m["name"] == "cross")["value"]
-    at = np.frombuffer(base64.b64decode(value["at"]), "<u4")
-    numbers = np.frombuffer(base64.b64decode(value["numbers"]), "<f4")
-    flat = ds.cross.values.ravel()
-    np.testing.assert_array_equal(numbers, flat[at].astype("f4"))
-    assert len(at) < np.isfinite(flat).sum() / 3
-    kept = np.full(flat.shape, -np.inf)
-    kept[at] = numbers
-    kept = kept.reshape(ds.cross.shape)
-    for over in (("head", "head_b"), ("layer_b", "head_b"), ("layer", "head")):
-        axes = tuple(ds.cross.dims.index(d) for d in over)
-        best = np.nan_to_num(ds.cross.max(over), nan=-np.inf).astype("f4")
-        np.testing.assert_array_equal(kept.max(axes), best)
 
 
 def test_a_users_metric_is_on_the_page_by_itself(ds):
@@ -233,16 +208,6 @@ def test_a_pair_without_direction_counts_once_and_has_no_arrow():
     assert not directed["alike"]
 
 
-def test_of_very_many_pairs_no_head_with_itself_travels(monkeypatch):
-    monkeypatch.setattr(payload, "_MOST_PAIRS", 10)
-    monkeypatch.setattr(payload, "_PARTNERS", 1)
-    value = next(m for m in payload.plain(any_layer())["metrics"] if m["name"] == "alike")["value"]
-    at = np.frombuffer(base64.b64decode(value["at"]), "<u4")
-    first, second = np.divmod(at, 12)
-    assert (first != second).all()
-    assert {*zip(first, second, strict=True)} == {*zip(second, first, strict=True)}
-
-
 def test_a_choice_of_layers_has_a_page_of_its_own(ds):
     one = ds.sel(layer=["L0"])
     assert {row.place[:2] for row in rows(aligned(one))} == {"L0"}
@@ -251,8 +216,8 @@ def test_a_choice_of_layers_has_a_page_of_its_own(ds):
     upper = json.loads(
         re.search(r'id="data">(.*?)</script>', render(ds.sel(layer=["L2", "L1"])), re.S)[1]
     )
-    cross = next(m for m in upper["metrics"] if m["name"] == "cross")["value"]
-    numbers = np.frombuffer(base64.b64decode(cross["numbers"]), "<f4").reshape(cross["shape"])
+    cross = next(m for m in upper["metrics"] if m["name"] == "cross")
+    numbers = unpacked.array(upper, cross)
     np.testing.assert_array_equal(numbers[1, :, 0], ds.cross.values[1, :, 2].astype("f4"))
 
 

@@ -120,7 +120,7 @@ function words(layer, head) {
     const last = rest.pop();
     const at = { layer, [u]: unitOf(metric, layer, head) };
     const rows = places(metric, rest, at).map((place) => {
-      const tokens = (last ? places(metric, [last], place) : [place]).map((p) => entry(metric.value, p));
+      const tokens = (last ? places(metric, [last], place) : [place]).map((p) => entry(metric, "value", p));
       return [rest.map((dim) => label(dim, place[dim])).join(" "), token(tokens)];
     }).filter(([, tokens]) => tokens.childElementCount);
     return rows.length ? titled(metric.title, table([rest.map((dim) => dim.replace(/_/g, " ")).join(", "), ""], rows)) : null;

@@ -4,12 +4,50 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
-function decode(array) {
-  if (!array || array.words) return array;
-  const buffer = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer;
-  array.numbers = new Float32Array(buffer(array.numbers));
-  if (array.at) array.at = new Map([...new Uint32Array(buffer(array.at))].map((flat, i) => [flat, i]));
-  return array;
+/* They travel as planes of bytes, compressed together; an array is put together when first looked at. */
+let PLANES = null;
+const unpacked = gunzip(DATA.planes).then((stream) => stream.arrayBuffer()).then((buffer) => { PLANES = new Uint8Array(buffer); DATA.planes = null; });
+
+async function gunzip(base64) {
+  const text = atob(base64);
+  const packed = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i += 1) packed[i] = text.charCodeAt(i);
+  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip")));
+}
+
+/* Unsigned numbers, of which all first bytes stand together, then all second ones. */
+function whole({ start, n, planes }) {
+  const found = new Uint32Array(n);
+  for (let plane = 0; plane < planes; plane += 1) {
+    for (let i = 0, from = start + plane * n; i < n; i += 1) found[i] |= PLANES[from + i] << (24 - 8 * plane);
+  }
+  return found;
+}
+
+function valuesOf(array) {
+  return (array.values ??= array.words ? wordsOf(array) : new Float32Array(whole(array.numbers).buffer));
+}
+
+function wordsOf({ words, which }) {
+  const different = JSON.parse(new TextDecoder().decode(PLANES.subarray(words.start, words.start + words.n)));
+  return Array.from(whole(which), (i) => different[i]);
+}
+
+/* Of very many pairs only the strongest are held: where each stands, by its place among all. Where
+   the order does not matter, it is found by either. */
+function keptOf(metric) {
+  return (metric.kept ??= (() => {
+    const { at, shape: [, H, L_b, H_b] } = metric.value;
+    const n = L_b * H_b;
+    const kept = new Map();
+    let flat = 0;
+    whole(at).forEach((step, i) => {
+      flat += step;
+      kept.set(flat, i);
+      if (!metric.directed) kept.set((flat % n) * n + Math.floor(flat / n), i);
+    });
+    return kept;
+  })());
 }
 
 /* A metric and its other versions: with position taken out, and as each of two compared runs had it. */
@@ -17,24 +55,42 @@ function versions(metric) {
   return metric ? [metric, ...versions(metric.within), ...Object.values(metric.runs)] : [];
 }
 
-for (const metric of DATA.metrics.flatMap(versions)) {
-  for (const part of ["value", "mean", "sd", "low", "high"]) metric[part] = decode(metric[part]);
+/* One entry of a part of a metric: `at` gives the index along each axis, and may name axes it lacks. */
+function entry(metric, part, at) {
+  const array = metric[part];
+  if (!array) return NaN;
+  const flat = array.half ? ofHalf(array, at) : flatOf(array, at);
+  return valuesOf(array)[array.kept ? keptOf(metric).get(flat) : flat] ?? NaN;
 }
 
-/* One entry of an array: `at` gives the index along each axis, and may name axes it lacks. Arrays
-   with an `at` of their own hold only some places. */
-function entry(array, at) {
+function flatOf({ dims, shape }, at) {
   let flat = 0;
-  array.dims.forEach((dim, i) => { flat = flat * array.shape[i] + at[dim]; });
-  if (array.at) return array.numbers[array.at.get(flat)] ?? NaN;
-  return (array.words || array.numbers)[flat];
+  for (let i = 0; i < dims.length; i += 1) flat = flat * shape[i] + at[dims[i]];
+  return flat;
+}
+
+/* Pairs whose order does not matter are held once, and none of a place with itself. */
+function ofHalf(array, at) {
+  const { dims, shape } = array;
+  const ends = (array.ends ??= dims.filter((dim) => dim.endsWith("_b")).length);
+  const lead = dims.length - 2 * ends;
+  let [n, a, b, flat] = [1, 0, 0, 0];
+  for (let i = 0; i < lead; i += 1) flat = flat * shape[i] + at[dims[i]];
+  for (let i = lead; i < lead + ends; i += 1) {
+    a = a * shape[i] + at[dims[i]];
+    b = b * shape[i] + at[dims[i + ends]];
+    n *= shape[i];
+  }
+  if (a === b) return -1;
+  if (a > b) [a, b] = [b, a];
+  return (flat * n * (n - 1)) / 2 + (a * (2 * n - a - 1)) / 2 + b - a - 1;
 }
 
 /* Value, null mean and sd, interval, and distance from the null at one place; NaN where there is
    none. */
 function look(metric, at) {
-  const [value, mean, sd, low, high] = [metric.value, metric.mean, metric.sd, metric.low, metric.high].map((part) => (part ? entry(part, at) : NaN));
-  return { at, value, mean, sd, low, high, z: sd > 0 ? (value - mean) / sd : NaN };
+  const [value, mean, sd, below, skew] = ["value", "mean", "sd", "below", "skew"].map((part) => entry(metric, part, at));
+  return { at, value, mean, sd, low: value - below, high: value + below + skew, z: sd > 0 ? (value - mean) / sd : NaN };
 }
 
 function size(metric, dim) {
@@ -73,19 +129,20 @@ function isSelf(at) {
   return ["head", "kv_head"].some((u) => u + "_b" in at && at[u] === at[u + "_b"] && !("layer_b" in at && at.layer !== at.layer_b));
 }
 
-/* Every pair that was measured, a head with itself aside; worked out once. */
-function pairs(metric) {
-  metric.pairs ??= pairPlaces(metric).filter((at) => !isSelf(at)).map((at) => look(metric, at)).filter((p) => !Number.isNaN(p.value));
-  return metric.pairs;
+/* Every pair that was measured, a head with itself aside: of one layer, or all, worked out once. */
+function pairs(metric, layer) {
+  const measured = (found) => found.filter((at) => !isSelf(at)).map((at) => look(metric, at)).filter((p) => !Number.isNaN(p.value));
+  if (layer !== undefined) return measured(places(metric, metric.value.dims.slice(1), { layer }));
+  return (metric.pairs ??= measured(metric.value.at ? keptPlaces(metric) : places(metric, metric.value.dims)));
 }
 
-function pairPlaces({ value }) {
-  if (!value.at) return places({ value }, value.dims);
-  return [...value.at.keys()].map((flat) => {
+function keptPlaces(metric) {
+  const { dims, shape } = metric.value;
+  return [...keptOf(metric).keys()].map((flat) => {
     const at = {};
-    for (let i = value.dims.length - 1; i >= 0; i -= 1) {
-      at[value.dims[i]] = flat % value.shape[i];
-      flat = Math.floor(flat / value.shape[i]);
+    for (let i = dims.length - 1; i >= 0; i -= 1) {
+      at[dims[i]] = flat % shape[i];
+      flat = Math.floor(flat / shape[i]);
     }
     return at;
   });
@@ -93,11 +150,20 @@ function pairPlaces({ value }) {
 
 /* The pairs that one head takes part in: as the first, and as either where it matters which. */
 function partners(metric, layer, head) {
-  metric.byHead ??= groupByHead(metric);
-  return metric.byHead.get(`${layer},${unitOf(metric, layer, head)}`) || [];
+  if (metric.value.at) return [...((metric.byHead ??= keptByHead(metric)).get(`${layer},${unitOf(metric, layer, head)}`) ?? [])];
+  return partnerPlaces(metric, layer, head).map((at) => look(metric, at)).filter((p) => !Number.isNaN(p.value));
 }
 
-function groupByHead(metric) {
+function partnerPlaces(metric, layer, head) {
+  const u = unit(metric);
+  const found = (metric.directed ? ["", "_b"] : [""]).flatMap((end) => {
+    const own = { [metric.shape === "cross" ? "layer" + end : "layer"]: layer, [u + end]: unitOf(metric, layer, head) };
+    return places(metric, metric.value.dims.filter((dim) => !(dim in own)), own);
+  });
+  return found.filter((at) => !isSelf(at));
+}
+
+function keptByHead(metric) {
   const found = new Map();
   const u = unit(metric);
   for (const pair of pairs(metric)) {
@@ -113,12 +179,14 @@ function groupByHead(metric) {
 /* One number for a head: as it is, or its pairs reduced to their mean or to their largest.
    A mean or a largest has a spread of its own, so the null's sd and the interval do not apply. */
 function perHead(metric, layer, head, over) {
-  if (metric.shape === "map") return look(metric, { layer, [unit(metric)]: unitOf(metric, layer, head) });
-  const own = partners(metric, layer, head);
-  const mean = average(own.map((p) => p.mean));
+  const at = { layer, [unit(metric)]: unitOf(metric, layer, head) };
+  if (metric.shape === "map") return look(metric, at);
+  const own = metric.value.at
+    ? partners(metric, layer, head)
+    : partnerPlaces(metric, layer, head).map((place) => ({ value: entry(metric, "value", place), mean: entry(metric, "mean", place) })).filter((p) => !Number.isNaN(p.value));
   const values = own.map((p) => p.value);
   const value = over === "max" && own.length ? Math.max(...values) : average(values);
-  return { ...NOTHING, at: { layer, [unit(metric)]: unitOf(metric, layer, head) }, value, mean };
+  return { ...NOTHING, at, value, mean: average(own.map((p) => p.mean)) };
 }
 
 function average(numbers) {

@@ -4,7 +4,7 @@
 const KINDS = { csv: "text/csv;charset=utf-8", json: "application/json", png: "image/png", svg: "image/svg+xml" };
 
 /* Tables that are no figures, by the id of their section. */
-const LISTS = { card: headList, glance: summaryList };
+const LISTS = { card: headList, glance: summaryList, joined: joinedList };
 
 document.addEventListener("click", ({ target }) => {
   const button = target.closest?.("button[data-save]");
@@ -50,7 +50,7 @@ function pointsOf(metric, layer, head) {
   if (metric.shape === "matrix" || metric.shape === "cross") return partners(metric, layer, head);
   const own = { layer, [unit(metric)]: unitOf(metric, layer, head) };
   const found = places(metric, metric.value.dims.filter((dim) => !(dim in own)), own);
-  return found.map((at) => (metric.shape === "text" ? { ...NOTHING, at, value: entry(metric.value, at) } : look(metric, at)));
+  return found.map((at) => (metric.shape === "text" ? { ...NOTHING, at, value: entry(metric, "value", at) } : look(metric, at)));
 }
 
 function whereOf(metric, at) {
@@ -96,7 +96,7 @@ function jsonOf({ id, caption, metrics, selection, columns, rows }) {
 /* A number in as few digits as tell it from others: the page holds single precision, and of very many
    numbers less. */
 function shortest(number, metrics) {
-  if (metrics.some((metric) => metric.value.bits < 23)) return String(Number(number.toPrecision(6)));
+  if (metrics.some((metric) => metric.value.numbers?.bits < 23)) return String(Number(number.toPrecision(6)));
   const digits = range(9).find((n) => Math.fround(number.toPrecision(n + 1)) === Math.fround(number));
   return String(digits === undefined ? number : Number(number.toPrecision(digits + 1)));
 }
@@ -104,7 +104,7 @@ function shortest(number, metrics) {
 /* A picture that stands alone: on light paper, with what it shows and of which model above it. */
 async function pictureOf({ id, caption, metrics }, kind) {
   const Plotly = await library();
-  const { traces, layout, paper, ink } = inLight(() => ({ ...PANELS[id].draw(), paper: colour("panel"), ink: colour("ink") }));
+  const { traces, layout, paper, ink } = inLight(() => ({ ...fit(PANELS[id].draw(), 900), paper: colour("panel"), ink: colour("ink") }));
   const about = [DATA.model.slice(0, 100), ...metrics.map((metric) => (metric.unit ? `${metric.title} [${metric.unit}]` : metric.title)), `headmix ${DATA.headmix}`];
   const title = lines(caption, 96).map(plain);
   const small = lines(about.join(" · "), 120).map(plain);

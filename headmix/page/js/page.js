@@ -30,9 +30,7 @@ let plotly = null;
 /* plotly.js travels compressed; it is unpacked when the first figure comes into view. */
 function library() {
   plotly ??= (async () => {
-    const packed = Uint8Array.from(atob(byId("plotly").textContent), (c) => c.charCodeAt(0));
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const source = await new Response(stream).text();
+    const source = await (await gunzip(byId("plotly").textContent)).text();
     keepOutMapStyles(source);
     document.head.append(element("script", {}, source)); // runs at once; the policy knows its hash
     return window.Plotly;
@@ -143,6 +141,7 @@ function start() {
   watchPanels();
   watchBar();
   if (!DATA.heads) byId("card").hidden = true;
+  document.documentElement.dataset.started = "true";
 }
 
-start();
+unpacked.then(start);

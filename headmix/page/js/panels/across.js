@@ -42,7 +42,7 @@ function partnersFigure(metric) {
   const cells = DATA.layers.map((_, layer) => range(size(metric, u)).map((place) => {
     const forward = { ...own, layer_b: layer, [u + "_b"]: place };
     const backward = { layer, [u]: place, layer_b: own.layer, [u + "_b"]: own[u] };
-    const at = Number.isNaN(entry(metric.value, forward)) ? backward : forward;
+    const at = Number.isNaN(entry(metric, "value", forward)) ? backward : forward;
     return { ...look(metric, at), ...(isSelf(at) ? { value: NaN, z: NaN } : {}), where: pairName(metric, at) };
   }));
   return grid({ metric, cells, rows: DATA.layers, columns: DATA.labels[u], rowTitle: "layer", columnTitle: "other head", upwards: true, ringed: [own.layer, own[u]] });
