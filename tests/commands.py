@@ -1,8 +1,12 @@
 """Commands, run in the process of the test."""
 
+import transformers
 from typer.testing import CliRunner
 
 from headmix.cli import app
+
+# it would draw on a stderr that is compared with what headmix says
+transformers.utils.logging.disable_progress_bar()
 
 WIDE = {"COLUMNS": "200"}
 

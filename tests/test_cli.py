@@ -7,19 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 from commands import WIDE, fails, headmix
 from typer.testing import CliRunner
 
 import headmix as hm
 from headmix import architectures
 from headmix.cli import app
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _libraries_draw_nothing() -> None:
-    """A process that starts with the command sees to this itself; here they are imported."""
-    transformers.utils.logging.disable_progress_bar()
 
 
 @pytest.fixture(scope="module")

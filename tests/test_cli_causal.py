@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import transformers
 from commands import fails, headmix
 
 import headmix as hm
@@ -15,11 +14,6 @@ from headmix.interventions import Interventions
 from headmix.options import Reading, Talk
 
 READ = ("--layers", "5", "--folds", "2", "--causal", "--causal-tokens", "40", "--quiet")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _libraries_draw_nothing() -> None:
-    transformers.utils.logging.disable_progress_bar()
 
 
 @pytest.fixture(scope="module")

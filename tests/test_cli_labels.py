@@ -4,18 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-import transformers
 from commands import fails, headmix
 
 import headmix as hm
 from headmix.options import Reading
 
 READ = ("--layers", "2", "--folds", "2", "--quiet")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _libraries_draw_nothing() -> None:
-    transformers.utils.logging.disable_progress_bar()
 
 
 @pytest.fixture(scope="module")

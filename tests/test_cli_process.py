@@ -9,14 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import transformers
 from commands import fails, headmix
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _libraries_draw_nothing() -> None:
-    """A process that starts with the command sees to this itself; here they are imported."""
-    transformers.utils.logging.disable_progress_bar()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import transformers
 from commands import fails, headmix
 
 import headmix as hm
@@ -16,12 +15,6 @@ from headmix.options import Reading, Talk
 
 TOPICS = ("apples and pears", "the sea at night", "a train to the north", "bread, salt, and oil")
 READ = ("--layers", "0-1", "--metrics", "interference_ratio,cka", "--folds", "3")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _libraries_draw_nothing() -> None:
-    """A process that starts with the command sees to this itself; here they are imported."""
-    transformers.utils.logging.disable_progress_bar()
 
 
 @pytest.fixture(scope="module")
