@@ -20,7 +20,7 @@ from headmix.shapes import aligned
 from headmix.terminal import interval
 
 #: In the order in which they build on each other; together they are the page's one script.
-_PANELS = ("overview", "depth", "pairs", "spectra", "labels", "across")
+_PANELS = ("overview", "depth", "pairs", "joined", "scatter", "spectra", "across", "graph", "labels")
 _SCRIPTS = (
     *("data.js", "dom.js", "draw.js", "panels.js"),
     *(f"panels/{name}.js" for name in _PANELS),

@@ -8,6 +8,7 @@ import xarray as xr
 
 from headmix import __version__
 from headmix.collector import WITHIN_POSITION
+from headmix.page import ordering
 from headmix.page.planes import EXACT, Planes, rounded
 from headmix.plots import SCALES
 from headmix.shapes import (
@@ -84,6 +85,7 @@ def _metric(ds: xr.Dataset, name: str, planes: Planes) -> dict[str, Any]:
         "group": group_of(variable),
         "signed": least.startswith(("-", "−")),
         "replaced": by_replacing(variable),
+        "order": ordering.by_likeness(variable) if shape == "matrix" else None,
         **(
             {"value": _words(variable, planes)}
             if shape == "text"

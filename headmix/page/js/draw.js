@@ -45,14 +45,28 @@ function quantity(metric) {
 }
 
 function axis(title, labels, more = {}) {
-  const every = labels ? Math.ceil(labels.length / 24) : 1;
-  const ticks = labels
-    ? { tickmode: "array", tickvals: range(labels.length).filter((i) => i % every === 0), ticktext: labels.filter((_, i) => i % every === 0).map(plain) }
-    : {};
+  const ticks = labels ? { tickmode: "array", ...everySo(labels, Math.ceil(labels.length / 24)) } : {};
   return {
     title: { text: title, standoff: 8, font: { size: 12 } }, gridcolor: colour("line"), linecolor: colour("line"), tickcolor: colour("line"),
     ticks: "outside", ticklen: 4, zeroline: false, automargin: true, fixedrange: true, ...ticks, ...more,
   };
+}
+
+function everySo(labels, every) {
+  const kept = range(labels.length).filter((i) => i % every === 0);
+  return { tickvals: kept, ticktext: kept.map((i) => plain(labels[i])), labels };
+}
+
+/* Leave out labels along x that a figure of this width has no room for. Short ones lie flat, longer
+   ones may stand. */
+function fit(figure, width) {
+  const { xaxis, margin } = figure.layout;
+  if (!xaxis?.labels || !width) return figure;
+  const bar = figure.traces.some((trace) => trace.colorbar) ? 90 : 0;
+  const room = Math.max(40, width - margin.l - margin.r - bar) / xaxis.labels.length;
+  const longest = Math.max(...xaxis.labels.map((label) => String(label).length));
+  Object.assign(xaxis, everySo(xaxis.labels, Math.ceil((longest > 4 ? 16 : 7 * longest + 6) / room)));
+  return figure;
 }
 
 function layout(height, more) {
@@ -67,11 +81,15 @@ function layout(height, more) {
 }
 
 function hover(where, metric, found) {
-  const lines = [`<b>${plain(where)}</b>`, `${quantity(metric)}  ${number(found.value)}`];
+  return [`<b>${plain(where)}</b>`, ...hoverLines(metric, found)].join("<br>");
+}
+
+function hoverLines(metric, found) {
+  const lines = [`${quantity(metric)}  ${number(found.value)}`];
   if (!Number.isNaN(found.mean)) lines.push(`null  ${nullText(found)}`);
   if (intervalText(found)) lines.push(`95 %  ${intervalText(found)}`);
   if (!Number.isNaN(found.z)) lines.push(`z<sub>null</sub>  ${number(found.z, 3)}`);
-  return lines.join("<br>");
+  return lines;
 }
 
 /* Colours for numbers, centred on the null: equal distances are equally strong on both sides, and
@@ -103,8 +121,9 @@ function colouring(cells, show) {
   return { numberOf, colorscale: scaleOf("diverging", part(low), part(high)), zmin: low, zmax: high, colorbar: bar };
 }
 
-/* Rows × columns of cells { value, mean, sd, z, where }. `ringed` is [row, column] or null. */
-function grid({ metric, cells, show = "value", rows, columns, rowTitle, columnTitle, ringed, upwards }) {
+/* Rows × columns of cells { value, mean, sd, z, where }. `ringed` are { row, column, second }: the
+   chosen head, and dotted the second of a chosen pair. */
+function grid({ metric, cells, show = "value", rows, columns, rowTitle, columnTitle, ringed = [], upwards }) {
   const colours = colouring(cells.flat(), show);
   const height = Math.min(30, Math.max(14, 520 / rows.length)) * rows.length + 70;
   const { numberOf, ...look } = colours;
@@ -113,21 +132,33 @@ function grid({ metric, cells, show = "value", rows, columns, rowTitle, columnTi
     text: cells.map((row) => row.map((c) => hover(c.where, metric, c))), hovertemplate: "%{text}<extra></extra>",
     hoverongaps: false, xgap: 1.5, ygap: 1.5, ...look,
   };
-  const shapes = ringed ? [{
-    type: "rect", x0: ringed[1] - 0.5, x1: ringed[1] + 0.5, y0: ringed[0] - 0.5, y1: ringed[0] + 0.5,
-    line: { color: colour("ink"), width: 2 },
-  }] : [];
   return {
     metrics: [metric],
     traces: [trace],
     layout: layout(height, {
       xaxis: axis(columnTitle, columns, { showgrid: false, range: [-0.54, columns.length - 0.46], showline: false }),
       yaxis: axis(rowTitle, rows, { showgrid: false, showline: false, range: upwards ? [-0.56, rows.length - 0.44] : [rows.length - 0.44, -0.56] }),
-      shapes,
+      shapes: ringed.map(({ row, column, second }) => frame(row, row, column, column, second)),
     }),
     table: () => table([`${rowTitle} \\ ${columnTitle}`, ...columns], cells.map((row, i) => [rows[i], ...row.map((c) => c[show])])),
     rows: () => longForm(metric, cells.flat()),
   };
+}
+
+/* A frame around cells of a grid. */
+function frame(top, bottom, left, right, dotted) {
+  return {
+    type: "rect", x0: left - 0.5, x1: right + 0.5, y0: top - 0.5, y1: bottom + 0.5,
+    line: { color: colour("ink"), width: 2, dash: dotted ? "dot" : "solid" },
+  };
+}
+
+/* Rings around the points { x, y, value, second } of the chosen head and of the other of a pair. */
+function rings(points, found = points) {
+  return points.map(({ x, y, second }, i) => ({
+    type: "scatter", mode: "markers", name: second ? "other head of the pair" : "chosen head", showlegend: true, x: [x], y: [y], hoverinfo: "skip",
+    marker: { size: 13, symbol: second ? "diamond-open" : "circle-open", color: colour("warm"), line: { width: 2.5 } }, ...whiskers([found[i]], "warm"),
+  }));
 }
 
 /* The interval as whiskers. */
@@ -149,13 +180,13 @@ function nullBand(x, nulls) {
 }
 
 /* One position a layer: a line of means, dots of heads, the null. */
-function depthFigure({ metric, layers, means, dots, nulls, ringed }) {
+function depthFigure({ metric, layers, means, dots, nulls, ringed = [] }) {
   const x = range(layers.length);
   const traces = nullBand(x, nulls);
   if (dots.length) {
     traces.push({
       type: "scatter", mode: "markers", name: "one head", showlegend: true, x: dots.map((d) => d.x), y: dots.map((d) => d.value),
-      text: dots.map((d) => hover(d.where, metric, d)), hovertemplate: "%{text}<extra></extra>",
+      text: dots.map((d) => hover(d.where, metric, d)), hovertemplate: "%{text}<extra></extra>", customdata: dots,
       marker: { size: 7, color: colour("accent"), opacity: 0.45, line: { width: 0 } },
     });
   }
@@ -164,12 +195,7 @@ function depthFigure({ metric, layers, means, dots, nulls, ringed }) {
     text: means.map((m, i) => hover(layers[i], metric, m)), hovertemplate: "%{text}<extra></extra>",
     line: { color: colour("accent"), width: 2 }, marker: { size: dots.length ? 1 : 7 }, ...whiskers(means, "accent"),
   });
-  if (ringed) {
-    traces.push({
-      type: "scatter", mode: "markers", name: "chosen head", showlegend: true, x: [ringed.x], y: [ringed.value], hoverinfo: "skip",
-      marker: { size: 13, symbol: "circle-open", color: colour("warm"), line: { width: 2.5 } }, ...whiskers([ringed], "warm"),
-    });
-  }
+  traces.push(...rings(ringed.map((d) => ({ ...d, y: d.value }))));
   return {
     metrics: [metric],
     traces,
@@ -182,15 +208,15 @@ function depthFigure({ metric, layers, means, dots, nulls, ringed }) {
   };
 }
 
-/* Curves { name, values, points, strong } over an axis of singular values or the like. */
+/* Curves { name, values, points, strong, second } over an axis of singular values or the like. */
 function curvesFigure({ metric, curves, along, nulls, log }) {
   const x = range(nulls.length).map((i) => i + 1);
   const several = curves.length > 1;
   const traces = nullBand(x, nulls);
-  for (const curve of [...curves].sort((a, b) => a.strong - b.strong)) {
+  for (const curve of [...curves].sort((a, b) => a.strong - b.strong || Boolean(b.second) - Boolean(a.second))) {
     traces.push({
       type: "scatter", mode: "lines", name: plain(curve.name), showlegend: curve.strong, x, y: curve.values,
-      line: { color: curve.strong && several ? colour("warm") : colour("accent"), width: curve.strong ? 2.5 : 1 }, opacity: curve.strong ? 1 : 0.45,
+      line: { color: curve.strong && several ? colour("warm") : colour("accent"), width: curve.strong ? 2.5 : 1, dash: curve.second ? "dot" : "solid" }, opacity: curve.strong ? 1 : 0.45,
       hovertemplate: `${plain(curve.name)} · ${plain(along)} %{x}<br>%{y:.4g}<extra></extra>`,
     });
   }

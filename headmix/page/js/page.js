@@ -50,10 +50,11 @@ const CONFIG = { displayModeBar: false, responsive: true, showSendToCloud: false
 async function show(id, panel) {
   byId(id).hidden = !(panel.possible?.() ?? true);
   if (byId(id).hidden) return;
-  const drawn = JSON.stringify([theme(), state.position, state.run, ...panel.depends.map((name) => state[name])]);
+  const drawn = JSON.stringify([theme(), innerWidth, state.position, state.run, ...panel.depends.map((name) => state[name])]);
   if (panel.drawn === drawn) return;
   panel.drawn = drawn;
-  const figure = panel.draw();
+  if (panel.build) return panel.build(); // no figure
+  const figure = fit(panel.draw(), byId(`${id}-plot`).clientWidth);
   byId(`${id}-caption`).textContent = panel.caption();
   const plot = byId(`${id}-plot`);
   plot.setAttribute("aria-label", `${panel.caption()} The numbers are in the table below.`);
@@ -64,7 +65,7 @@ async function show(id, panel) {
   plot.dataset.ready = "true";
   if (panel.click && !panel.listens) {
     panel.listens = true;
-    plot.on("plotly_click", ({ points: [point] }) => panel.click(Array.isArray(point.pointIndex) ? point.pointIndex : [point.curveNumber, point.x]));
+    plot.on("plotly_click", ({ points: [point] }) => panel.click(Array.isArray(point.pointIndex) ? point.pointIndex : [point.curveNumber, point.x], point));
   }
 }
 
@@ -108,6 +109,7 @@ function watchPanels() {
     }
   }, { rootMargin: "200px" });
   for (const id of Object.keys(PANELS)) seen.observe(byId(id));
+  addEventListener("resize", () => { clearTimeout(watchPanels.resized); watchPanels.resized = setTimeout(render, 150); });
   addEventListener("beforeprint", () => { for (const panel of Object.values(PANELS)) panel.seen = true; render(); });
 }
 

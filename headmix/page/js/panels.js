@@ -3,6 +3,23 @@
 
 const PANELS = {};
 
+/* The chosen head and, of a chosen pair, the other one: `second`. */
+function chosenHeads() {
+  const other = state.other && { ...state.other, second: true };
+  return [{ layer: state.layer, head: state.head }, other].filter(Boolean);
+}
+
+/* Where they are in a grid with a row for each of these layers and a column for each head. */
+function marks(metric, layers) {
+  return chosenHeads()
+    .map(({ layer, head, second }) => ({ row: layers.indexOf(layer), column: unitOf(metric, layer, head), second }))
+    .filter(({ row }) => row >= 0);
+}
+
+function layerNames(layers) {
+  return layers.map((layer) => DATA.layers[layer]);
+}
+
 function options(metrics) {
   return metrics.map((metric) => [metric.name, metric.title, metric.group]);
 }

@@ -9,7 +9,7 @@ const POSITIONS = [["in", "as it is"], ["out", "taken out"]];
 const RUNS = [["difference", "B − A"], ["A", "A"], ["B", "B"]];
 
 /* The choices of one metric each. They follow the page's metric where they offer it. */
-const METRIC_CHOICES = ["map", "profile", "matrix", "spectrum", "labelled", "cross"];
+const METRIC_CHOICES = ["map", "profile", "matrix", "spectrum", "labelled", "cross", "graph"];
 
 const state = {
   layer: Math.max(0, DATA.valid.indexOf(true)), head: 0,
@@ -19,6 +19,7 @@ const state = {
   map: (DATA.compared && first("map")) || first("matrix", "map", "cross"), ...DEFAULTS, // what changed most plainly
   profile: first("profile", "map"), matrix: first("matrix"), spectrum: first("spectrum", "layer_spectrum"), axis: "linear",
   cross: first("cross"), ends: "layers", labelled: first("labelled"), label: "0",
+  x: first("map", "matrix"), y: first("matrix", "cross", "labelled"), // heads against heads; what else panels offer opens as its first
 };
 
 /* How the page opens; set at the start, when every panel has said what it offers. */

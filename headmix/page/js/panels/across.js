@@ -1,7 +1,7 @@
 /* Pairs of heads of any two layers. */
 
 PANELS.across = {
-  depends: ["cross", "ends", "layer", "head"],
+  depends: ["cross", "ends", "layers", "layer", "head", "other"],
   offers: () => ({ cross: options(metricsOf("cross")), ends: [["layers", "strongest of each two layers"], ["head", "all partners of the chosen head"]] }),
   draw() {
     const metric = named(state.cross);
@@ -13,11 +13,35 @@ PANELS.across = {
     : `${named(state.cross).title}: the strongest pair between each two layers.`) +
     (named(state.cross).value.at ? " Of so many pairs the page holds only the strongest; all are in the results file." : ""),
   click([row, column]) {
-    if (state.ends === "head") return choose({ layer: row, head: headOf(named(state.cross), row, column) });
-    const best = largest(named(state.cross), row, column);
-    return best && choose({ layer: best.at.layer, head: headOf(named(state.cross), best.at.layer, best.at[unit(named(state.cross))]) });
+    const metric = named(state.cross);
+    const layers = shownLayers();
+    if (state.ends === "head") return choose({ layer: state.layer, head: state.head, other: { layer: layers[row], head: headOf(metric, layers[row], column) } });
+    const best = largest(metric, layers[row], layers[column]);
+    return best && choosePair(metric, best.at);
   },
 };
+
+/* The pair at a place of an array, as the chosen one. */
+function choosePair(metric, at) {
+  const [one, other] = endsOf(metric, at);
+  choose({ ...one, other });
+}
+
+function endsOf(metric, at) {
+  return ["", "_b"].map((end) => {
+    const layer = at["layer" + end] ?? at.layer;
+    return { layer, head: headOf(metric, layer, at[unit(metric) + end]) };
+  });
+}
+
+/* Whether the pair at a place is the chosen one, whichever head comes first. */
+function isChosenPair(metric, at) {
+  if (!state.other) return false;
+  const key = ({ layer, head }) => `${layer},${unitOf(metric, layer, head)}`;
+  const chosen = chosenHeads().map(key);
+  const ends = endsOf(metric, at).map(key);
+  return chosen.every((end) => ends.includes(end));
+}
 
 function largest(metric, layer, layer_b) {
   metric.largest ??= pairs(metric).reduce((best, pair) => {
@@ -29,32 +53,40 @@ function largest(metric, layer, layer_b) {
 }
 
 function layersFigure(metric) {
-  const cells = DATA.layers.map((_, i) => DATA.layers.map((_, j) => {
+  const layers = shownLayers();
+  const cells = layers.map((i) => layers.map((j) => {
     const best = largest(metric, i, j);
     return best ? { ...best, where: pairName(metric, best.at) } : { ...NOTHING, where: "" };
   }));
-  return grid({ metric, cells, rows: DATA.layers, columns: DATA.layers, ...(metric.directed ? { rowTitle: "written in layer", columnTitle: "read in layer" } : { rowTitle: "layer", columnTitle: "other layer" }) });
+  const ringed = layers.flatMap((i, row) => layers.map((j, column) => ({ row, column, at: largest(metric, i, j)?.at }))).filter(({ at }) => at && isChosenPair(metric, at));
+  const names = layerNames(layers);
+  return grid({ metric, cells, rows: names, columns: names, ringed, ...(metric.directed ? { rowTitle: "written in layer", columnTitle: "read in layer" } : { rowTitle: "layer", columnTitle: "other layer" }) });
 }
 
 function partnersFigure(metric) {
   const u = unit(metric);
   const own = { layer: state.layer, [u]: unitOf(metric, state.layer, state.head) };
-  const cells = DATA.layers.map((_, layer) => range(size(metric, u)).map((place) => {
+  const layers = shownLayers();
+  const cells = layers.map((layer) => range(size(metric, u)).map((place) => {
     const forward = { ...own, layer_b: layer, [u + "_b"]: place };
     const backward = { layer, [u]: place, layer_b: own.layer, [u + "_b"]: own[u] };
     const at = Number.isNaN(entry(metric, "value", forward)) ? backward : forward;
     return { ...look(metric, at), ...(isSelf(at) ? { value: NaN, z: NaN } : {}), where: pairName(metric, at) };
   }));
-  return grid({ metric, cells, rows: DATA.layers, columns: DATA.labels[u], rowTitle: "layer", columnTitle: "other head", upwards: true, ringed: [own.layer, own[u]] });
+  return grid({ metric, cells, rows: layerNames(layers), columns: DATA.labels[u], rowTitle: "layer", columnTitle: "other head", upwards: true, ringed: marks(metric, layers) });
 }
 
 function strongest(metric, n = 12) {
   const u = unit(metric);
-  const once = pairs(metric).filter(({ at }) => metric.directed || at.layer < at.layer_b || (at.layer === at.layer_b && at[u] < at[u + "_b"]));
-  const rows = once.sort((a, b) => b.value - a.value).slice(0, n).map((p) => [
+  const layers = new Set(shownLayers());
+  const once = pairs(metric).filter(({ at }) => layers.has(at.layer) && layers.has(at.layer_b)).filter(({ at }) => metric.directed || at.layer < at.layer_b || (at.layer === at.layer_b && at[u] < at[u + "_b"]));
+  const found = once.sort((a, b) => b.value - a.value).slice(0, n);
+  const rows = found.map((p) => [
     chooser(placeName(p.at), p.at.layer, headOf(metric, p.at.layer, p.at[u])),
-    chooser(placeName(p.at, "_b"), p.at.layer_b, headOf(metric, p.at.layer_b, p.at[u + "_b"])),
+    element("span", { class: "ends" }, chooser(placeName(p.at, "_b"), p.at.layer_b, headOf(metric, p.at.layer_b, p.at[u + "_b"])), " ", pairChooser(...endsOf(metric, p.at))),
     p.value, nullText(p), p.z,
   ]);
-  return table([...(metric.directed ? ["written by", "read by"] : ["head", "other head"]), metric.title, "null ± sd", zNull()], rows);
+  const made = table([...(metric.directed ? ["written by", "read by"] : ["head", "other head"]), metric.title, "null ± sd", zNull()], rows);
+  found.forEach((p, i) => { if (isChosenPair(metric, p.at)) made.tBodies[0].rows[i].setAttribute("aria-current", "true"); });
+  return made;
 }

@@ -1,7 +1,7 @@
 /* The map of one metric over all heads, and both runs of a comparison beside each other. */
 
 PANELS.overview = {
-  depends: ["map", "over", "scale", "layer", "head"],
+  depends: ["map", "over", "scale", "layers", "layer", "head", "other"],
   offers: () => ({
     map: options(metricsOf("map", "matrix", "cross")),
     over: ways(named(state.map)),
@@ -14,7 +14,10 @@ PANELS.overview = {
     return headMap(metric);
   },
   caption: () => headMapCaption(named(state.map)),
-  click: ([layer, place]) => choose({ layer, head: headOf(named(state.map), layer, place) }),
+  click([row, place]) {
+    const layer = shownLayers()[row];
+    choose({ layer, head: headOf(named(state.map), layer, place) });
+  },
 };
 
 /* Both runs of a comparison and their difference, whatever the other panels show. */
@@ -22,7 +25,7 @@ if (DATA.compared) {
   for (const run of ["A", "B", "difference"]) {
     const metric = () => named(state.map, run);
     PANELS[`side-${run}`] = {
-      depends: ["map", "over", "scale", "layer", "head"],
+      depends: ["map", "over", "scale", "layers", "layer", "head", "other"],
       offers: () => ({}),
       possible: () => "A" in DATA.metrics.find(({ name }) => name === state.map).runs,
       draw: () => headMap(metric()),
@@ -34,18 +37,19 @@ if (DATA.compared) {
 
 function headMap(metric) {
   const units = size(metric, unit(metric));
-  const cells = DATA.layers.map((_, layer) => range(units).map((place) => {
+  const layers = shownLayers();
+  const cells = layers.map((layer) => range(units).map((place) => {
     const found = perHead(metric, layer, headOf(metric, layer, place), state.over);
     return { ...found, where: placeName({ layer, [unit(metric)]: place }) };
   }));
   return grid({
-    metric, cells, show: state.scale, rows: DATA.layers, columns: DATA.labels[unit(metric)], rowTitle: "layer", upwards: true,
-    columnTitle: unit(metric) === "kv_head" ? "KV head" : "head", ringed: [state.layer, unitOf(metric, state.layer, state.head)],
+    metric, cells, show: state.scale, rows: layerNames(layers), columns: DATA.labels[unit(metric)], rowTitle: "layer", upwards: true,
+    columnTitle: unit(metric) === "kv_head" ? "KV head" : "head", ringed: marks(metric, layers),
   });
 }
 
 function headMapCaption(metric) {
-  return `${metric.title}: every ${unit(metric) === "kv_head" ? "KV head" : "head"} of every layer` +
+  return `${metric.title}: every ${unit(metric) === "kv_head" ? "KV head" : "head"} of every layer${state.layers ? " shown" : ""}` +
     (metric.shape === "map" ? "." : state.over === "max" ? ", its strongest pair." : ", the mean over its pairs.");
 }
 

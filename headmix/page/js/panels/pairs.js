@@ -1,39 +1,48 @@
-/* Pairs of heads in one layer. */
+/* Pairs of heads in one layer, as a matrix. */
 
 PANELS.pairs = {
-  depends: ["matrix", "layer", "head"],
-  offers: () => ({ matrix: options(metricsOf("matrix")) }),
+  depends: ["matrix", "order", "layer", "head", "other"],
+  offers: () => ({
+    matrix: options(metricsOf("matrix")),
+    order: named(state.matrix)?.order ? [["number", "by number"], ["likeness", "by clustering"]] : null,
+  }),
   draw() {
     const metric = named(state.matrix);
     const u = unit(metric);
-    const labels = DATA.labels[u].filter((_, i) => u === "kv_head" || headExists(state.layer, i));
-    const cells = labels.map((_, i) => labels.map((_, j) => {
+    const shown = inOrder(metric, state.layer);
+    const labels = shown.map((place) => DATA.labels[u][place]);
+    const cells = shown.map((i) => shown.map((j) => {
       const at = { layer: state.layer, [u]: i, [u + "_b"]: j };
       const found = look(metric, at);
       return { ...found, ...(isSelf(at) ? { value: NaN, z: NaN } : {}), where: `${placeName(at)} – ${placeName(at, "_b")}` };
     }));
-    const own = unitOf(metric, state.layer, state.head);
     const title = u === "kv_head" ? "KV head" : "head";
     const figure = grid({ metric, cells, rows: labels, columns: labels, rowTitle: title, columnTitle: `other ${title}` });
-    byId("pairs-furthest").replaceChildren(furthest(metric, state.layer));
-    figure.layout.shapes = [{ type: "rect", x0: -0.5, x1: labels.length - 0.5, y0: own - 0.5, y1: own + 0.5, line: { color: colour("ink"), width: 2 } }];
+    figure.layout.shapes = pairFrames(metric, shown);
     return figure;
   },
-  caption: () => `${named(state.matrix).title} between the heads of ${DATA.layers[state.layer]}; the row of the chosen head is framed.`,
-  click: ([place]) => choose({ head: headOf(named(state.matrix), state.layer, place) }),
+  caption: () => `${named(state.matrix).title} between the heads of ${DATA.layers[state.layer]}${state.order === "likeness" ? ", those that are alike in it next to each other" : ""}; the row of the chosen head is framed${inLayer(state.other) ? ", and dotted the chosen pair" : ""}.`,
+  click([row, column]) {
+    const metric = named(state.matrix);
+    const [head, other] = [row, column].map((place) => headOf(metric, state.layer, inOrder(metric, state.layer)[place]));
+    choose({ layer: state.layer, head, other: { layer: state.layer, head: other } });
+  },
 };
 
-/* The pairs of a layer furthest from their null, with what the other metrics say of them. */
-function furthest(metric, layer, n = 12) {
+/* The heads of a layer as the matrix has them: counted, or those next to each other that are alike. */
+function inOrder(metric, layer) {
   const u = unit(metric);
-  const others = metricsOf("matrix").filter((other) => other.name !== metric.name && unit(other) === u);
-  const mirrored = (p) => look(metric, { ...p.at, [u]: p.at[u + "_b"], [u + "_b"]: p.at[u] }).value;
-  const same = (p) => Math.abs(mirrored(p) - p.value) <= 1e-4 * Math.abs(p.value);
-  const once = pairs(metric).filter((p) => p.at.layer === layer && (p.at[u] < p.at[u + "_b"] || !same(p)));
-  const distance = (p) => Math.abs(Number.isNaN(p.mean) ? p.value : Number.isNaN(p.z) ? p.value - p.mean : p.z);
-  const rows = once.sort((a, b) => distance(b) - distance(a)).slice(0, n).map((p) => [
-    element("span", { class: "ends" }, chooser(placeName(p.at), layer, headOf(metric, layer, p.at[u])), " – ", chooser(placeName(p.at, "_b"), layer, headOf(metric, layer, p.at[u + "_b"]))),
-    withInterval(p), nullLines(p), p.z, ...others.map((other) => withInterval(look(other, p.at))),
-  ]);
-  return table(["pair", metric.title, "null ± sd", zNull(), ...others.map((other) => other.title)], rows);
+  const all = state.order === "likeness" && metric.order ? metric.order[layer] : range(size(metric, u));
+  return all.filter((place) => u === "kv_head" || headExists(layer, place));
+}
+
+function inLayer(head) {
+  return head && head.layer === state.layer;
+}
+
+/* The row of the chosen head, and both cells of the chosen pair. */
+function pairFrames(metric, shown) {
+  const [own, other] = chosenHeads().filter(inLayer).map(({ layer, head }) => shown.indexOf(unitOf(metric, layer, head)));
+  const row = frame(own, own, 0, shown.length - 1);
+  return other === undefined ? [row] : [row, frame(own, own, other, other, true), frame(other, other, own, own, true)];
 }

@@ -1,0 +1,175 @@
+/* Every metric of the pairs of a layer, or of all layers shown, joined in one table: sorted by a click
+   on a column's head, filtered, and a click on a row chooses the pair. */
+
+PANELS.joined = {
+  depends: ["matrix", "span", "partner", "least", "tell", "sort", "sorting", "layers", "layer", "head", "other"],
+  offers() {
+    const columns = joinedColumns();
+    return {
+      sort: columns.length ? ["matrix", "pair", ...columns.map(({ key }) => key)].map((key) => [key, key]) : [],
+      sorting: SORTINGS,
+      span: DATA.layers.length > 1 ? [["layer", "the chosen layer"], ["shown", "all layers shown"]] : null,
+      partner: [["any", "any head"], ["head", "the chosen head"]],
+      least: sortedColumn(columns)?.metric.sd ? ["0", "2", "3", "5", "10"].map((sd) => [sd, sd === "0" ? "any" : `at least ${sd} sd`]) : null,
+      tell: [["value", "value and interval"], ["null", "value and null"], ["z", "distance from null, in sd"]],
+    };
+  },
+  build() {
+    const { layer, head, span, partner } = state;
+    const other = ["matrix", "tell", "least", "sort", "sorting", "position", "run", "layers"].map((name) => state[name]);
+    const view = JSON.stringify([span, partner, ...other, (span !== "shown" || partner === "head") && layer, partner === "head" && head]);
+    if (this.view !== view) Object.assign(this, { view, page: 0, ...joinedRows() });
+    this.fill();
+  },
+  /* One page of the rows: a browser slows down under many thousands. */
+  fill() {
+    const { columns, rows, sorted } = this;
+    const from = this.page * ROWS_A_PAGE;
+    const shown = rows.slice(from, from + ROWS_A_PAGE);
+    const turn = (step, text) => element("button", { type: "button", onclick: () => { this.page += step; this.fill(); } }, text);
+    byId("joined-caption").textContent = `${joinedCaption(sorted)} ${rows.length} pairs${rows.length > ROWS_A_PAGE ? `, ${from + 1} – ${from + shown.length} of them here` : ""}.`;
+    keepingFocus(byId("joined-table"), (place) => place.replaceChildren(joinedTable(columns, shown, sorted)));
+    byId("joined-pages").replaceChildren(...[this.page > 0 && turn(-1, "Previous"), from + shown.length < rows.length && turn(1, "More")].filter(Boolean));
+  },
+};
+
+const ROWS_A_PAGE = 100;
+const SORTINGS = [["far", "furthest from the null first"], ["down", "largest first"], ["up", "smallest first"]];
+
+/* The columns that make sense for pairs of the chosen metric's unit: metrics of pairs in a layer, then
+   of any two heads, then what replacing either head does, as two numbers. The chosen metric leads. */
+function joinedColumns() {
+  const lead = named(state.matrix);
+  if (!lead) return [];
+  const u = unit(lead);
+  const fit = (shape) => metricsOf(shape).filter((metric) => unit(metric) === u);
+  const back = ({ layer, i, j }) => ({ layer, [u]: j, [u + "_b"]: i });
+  const there = ({ layer, i, j }) => ({ layer, [u]: i, [u + "_b"]: j });
+  const ofPair = (metric) => ({ key: metric.name, metric, ends: (row) => {
+    const [a, b] = [there, back].map((at) => look(metric, { ...at(row), layer_b: row.layer }));
+    return Number.isNaN(b.value) || Math.abs(a.value - b.value) <= 1e-4 * Math.abs(a.value) ? [a] : [a, b];
+  } });
+  const ofEach = (metric) => ({ key: metric.name, metric, each: true, ends: ({ layer, i, j }) => [i, j].map((place) => look(metric, { layer, [u]: place })) });
+  const rest = [...fit("matrix").filter((metric) => metric.name !== lead.name), ...fit("cross").filter((metric) => !metric.directed)];
+  return [ofPair(lead), ...rest.map(ofPair), ...fit("map").filter((metric) => metric.replaced).map(ofEach)];
+}
+
+/* The column that rows are sorted by; none where they are sorted by number. */
+function sortedColumn(columns) {
+  return state.sort === "pair" ? null : columns.find(({ key }) => key === state.sort) ?? columns[0];
+}
+
+/* How far a number lies from its null: in sd, or else as a difference, or else from 0. */
+function farness({ value, mean, z }) {
+  return Math.abs(Number.isNaN(mean) ? value : Number.isNaN(z) ? value - mean : z);
+}
+
+/* All rows that pass the filters, in order. */
+function joinedRows() {
+  const columns = joinedColumns();
+  const sorted = sortedColumn(columns);
+  const u = unit(columns[0].metric);
+  const layers = state.span === "shown" ? shownLayers() : [state.layer];
+  const own = state.partner === "head" ? unitOf(columns[0].metric, state.layer, state.head) : -1;
+  const all = layers.flatMap((layer) => {
+    const there = range(size(columns[0].metric, u)).filter((place) => u === "kv_head" || headExists(layer, place));
+    return there.flatMap((i) => there.filter((j) => i < j).map((j) => ({ layer, i, j })));
+  });
+  const least = Number(state.least) || 0;
+  const rows = all
+    .filter(({ layer, i, j }) => own < 0 || (layer === state.layer && (i === own || j === own)))
+    .map((row) => (sorted ? { ...row, key: sortKey(sorted.ends(row)) } : row))
+    .filter((row) => !sorted || !least || farthest(sorted.ends(row)) >= least);
+  if (sorted) rows.sort((a, b) => byKey(a.key, b.key));
+  else if (state.sorting === "up") rows.reverse();
+  return { columns, rows, sorted };
+}
+
+/* What is not known comes last either way. */
+function byKey(a, b) {
+  if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b);
+  return state.sorting === "up" ? a - b : b - a;
+}
+
+/* Of one number or two, the one that counts. */
+function sortKey(ends) {
+  const told = ends.map((p) => (state.sorting === "far" ? farness(p) : state.tell === "z" ? p.z : p.value)).filter((x) => !Number.isNaN(x));
+  return told.length ? (state.sorting === "up" ? Math.min : Math.max)(...told) : NaN;
+}
+
+function farthest(ends) {
+  return Math.max(...ends.map(({ z }) => (Number.isNaN(z) ? -1 : Math.abs(z))));
+}
+
+function joinedCaption(sorted) {
+  const where = state.span === "shown" ? (state.layers ? "the layers shown" : "every layer") : DATA.layers[state.layer];
+  const how = sorted ? `by ${lower(sorted.metric.title)}, ${SORTINGS.find(([key]) => key === state.sorting)[1]}` : "by number";
+  const least = Number(state.least) && sorted ? `, only those at least ${state.least} null sd away from its null` : "";
+  return `Pairs of heads of ${state.partner === "head" ? `${DATA.layers[state.layer]} that ${placeName({ layer: state.layer, head: state.head })} is one of` : where}, ${how}${least}:`;
+}
+
+function joinedTable(columns, rows, sorted) {
+  const head = (key, title, current) => {
+    const turned = { far: "other", down: "descending", up: "ascending" }[state.sorting];
+    const mark = { far: "⇅", down: "↓", up: "↑" }[state.sorting];
+    const next = () => choose({ sort: key, sorting: current ? SORTINGS[(SORTINGS.findIndex(([s]) => s === state.sorting) + 1) % SORTINGS.length][0] : "far" });
+    return element("th", { scope: "col", ...(key === "pair" ? {} : { class: "n" }), ...(current ? { "aria-sort": turned } : {}) },
+      element("button", { type: "button", class: "sort", "data-focus": `sort ${key}`, onclick: next }, title, current ? ` ${mark}` : ""));
+  };
+  const heads = [head("pair", "pair", !sorted), ...columns.map((column) => head(column.key, column.metric.title + (column.each ? ", of each" : ""), column === sorted))];
+  return element("table", { class: "joined" },
+    element("thead", {}, element("tr", {}, ...heads)),
+    element("tbody", {}, ...rows.map((row) => joinedRow(columns, row))));
+}
+
+function joinedRow(columns, row) {
+  const lead = columns[0].metric;
+  const at = { layer: row.layer, [unit(lead)]: row.i, [`${unit(lead)}_b`]: row.j };
+  const name = `${placeName(at)} – ${placeName(at, "_b")}`;
+  const current = isChosenPair(lead, at) ? { "aria-current": "true" } : {};
+  return element("tr", { ...current, onclick: () => chooseRow(lead, at) },
+    element("th", { scope: "row" }, element("button", { type: "button", class: "place", "data-focus": name }, name)),
+    ...columns.map((column) => element("td", { class: "n" }, ...told(column.ends(row)))));
+}
+
+/* The chosen head stays the first of the pair where it is in it. */
+function chooseRow(metric, at) {
+  const [one, other] = endsOf(metric, at);
+  const own = other.layer === state.layer && unitOf(metric, other.layer, other.head) === unitOf(metric, state.layer, state.head);
+  choose(own ? { ...other, other: one } : { ...one, other });
+}
+
+/* What a cell says of one number or two, and under it what state.tell asks for. */
+function told(ends) {
+  if (state.tell === "z") return [ends.map(({ z }) => number(z, 3)).join(" / ")];
+  const interval = ends.length === 1 ? intervalText : () => ""; // of two numbers the card has them
+  const under = (p) => (state.tell === "null" ? (Number.isNaN(p.mean) ? "" : `null ${nullText(p)}`) : interval(p));
+  const small = [...new Set(ends.map(under).filter(Boolean))];
+  const z = state.tell === "null" ? ends.filter((p) => !Number.isNaN(p.z)).map((p) => number(p.z, 3)) : [];
+  return [ends.map(({ value }) => number(value, 3)).join(" / "), ...small.map((text) => element("small", {}, text)), ...(z.length ? [element("small", {}, `z ${z.join(" / ")}`)] : [])];
+}
+
+/* Do something that replaces what is in a place, and put the focus back on what is called the same. */
+function keepingFocus(place, change) {
+  const name = place.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
+  const { scrollLeft, scrollTop } = place;
+  change(place);
+  if (name !== undefined) [...place.querySelectorAll("[data-focus]")].find((found) => found.dataset.focus === name)?.focus({ preventScroll: true });
+  Object.assign(place, { scrollLeft, scrollTop });
+}
+
+/* The same rows as plain columns, to save: all that pass the filters. */
+function joinedList() {
+  const { columns, rows, sorted } = joinedRows();
+  const u = unit(columns[0].metric);
+  const plainNumber = (x) => (Number.isFinite(x) ? x : null);
+  const parts = [["", "value"], ["_null_mean", "mean"], ["_null_sd", "sd"], ["_low", "low"], ["_high", "high"], ["_z", "z"]];
+  const heads = columns.flatMap(({ metric, each }) => (each ? [metric.variable, `${metric.variable}_b`] : parts.map(([suffix]) => metric.variable + suffix)));
+  const cells = ({ ends, each }, row) => (each ? ends(row).map((p) => plainNumber(p.value)) : parts.map(([, part]) => plainNumber(ends(row)[0][part])));
+  const selection = Object.fromEntries(["position", "run", "span", "partner", "least", "sort", "sorting"].map((name) => [name, state[name]]));
+  return {
+    id: "pairs", caption: joinedCaption(sorted), metrics: columns.map(({ metric }) => metric), of: state.span === "shown" ? "layers" : DATA.layers[state.layer], selection,
+    columns: ["layer", u, `${u}_b`, ...heads],
+    rows: rows.map((row) => [DATA.layers[row.layer], ...[row.i, row.j].map((place) => Number(DATA.labels[u][place])), ...columns.flatMap((column) => cells(column, row))]),
+  };
+}
