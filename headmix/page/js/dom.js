@@ -21,7 +21,7 @@ function table(head, rows) {
   const cell = (tag, content, i, more = {}) =>
     element(tag, { ...more, ...(numeric[i] ? { class: "n" } : {}) }, typeof content === "number" ? number(content) : content);
   return element("table", {},
-    element("thead", {}, element("tr", {}, ...head.map((title, i) => cell("th", title, i, { scope: "col" })))),
+    element("thead", {}, element("tr", {}, ...head.map((title, i) => (title === "" ? element("td") : cell("th", title, i, { scope: "col" }))))),
     element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((content, i) => (i ? cell("td", content, i) : cell("th", content, i, { scope: "row" })))))));
 }
 

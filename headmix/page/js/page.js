@@ -101,7 +101,7 @@ function dropPanels() {
   }
 }
 
-/* Figures are drawn when they come into view, and all of them before printing. */
+/* Figures are drawn when they come into view. */
 function watchPanels() {
   const seen = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) {
@@ -110,7 +110,18 @@ function watchPanels() {
   }, { rootMargin: "200px" });
   for (const id of Object.keys(PANELS)) seen.observe(byId(id));
   addEventListener("resize", () => { clearTimeout(watchPanels.resized); watchPanels.resized = setTimeout(render, 150); });
-  addEventListener("beforeprint", () => { for (const panel of Object.values(PANELS)) panel.seen = true; render(); });
+}
+
+/* Paper is light, and has every figure. */
+function watchPrinting() {
+  let chosen = theme();
+  addEventListener("beforeprint", () => {
+    chosen = theme();
+    setTheme("light");
+    for (const panel of Object.values(PANELS)) panel.seen = true;
+    render();
+  });
+  addEventListener("afterprint", () => { setTheme(chosen); render(); });
 }
 
 /* What scrolls to a place must know how high the bar is that covers it. */
@@ -141,6 +152,7 @@ function start() {
   startSearch();
   render();
   watchPanels();
+  watchPrinting();
   watchBar();
   if (!DATA.heads) byId("card").hidden = true;
   document.documentElement.dataset.started = "true";

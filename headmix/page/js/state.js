@@ -51,14 +51,15 @@ function following(metric) {
   return Object.fromEntries(offered.filter(follows).map(([name]) => [name, metric]));
 }
 
-/* A choice that its panel does not offer becomes the first that it does. */
+/* A choice that its panel does not offer becomes what it opens with, or the first that it does. */
 function settle() {
   if (DATA.heads && !headExists(state.layer, state.head)) state.head = 0;
   const { other } = state;
   if (other && (other.layer === state.layer && other.head === state.head)) state.other = null;
   for (const panel of Object.values(PANELS)) {
     for (const [name, offered] of Object.entries(panel.offers())) {
-      if (!offered?.some(([value]) => value === state[name])) state[name] = offered?.[0]?.[0] ?? DEFAULTS[name];
+      const possible = (choice) => offered?.some(([value]) => value === choice);
+      if (!possible(state[name])) state[name] = possible(opening?.[name]) ? opening[name] : offered?.[0]?.[0] ?? DEFAULTS[name];
     }
   }
 }
