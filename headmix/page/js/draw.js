@@ -35,9 +35,10 @@ function scaleOf(kind, from = 0, to = 1) {
   return range(25).map((i) => [i / 24, at(from + ((to - from) * i) / 24)]);
 }
 
-/* plotly takes a subset of HTML for markup; this is for text that must stay text. */
+/* plotly takes a subset of HTML for markup, and dollars for mathematics; this is for text that must
+   stay text. */
 function plain(text) {
-  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\$/g, "&#36;");
 }
 
 function quantity(metric) {
