@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import itertools
 import json
 import struct
 from typing import Any
@@ -21,7 +22,10 @@ def whole(data: dict[str, Any], spec: dict[str, int]) -> list[int]:
 
 
 def floats(data: dict[str, Any], spec: dict[str, int]) -> np.ndarray:
-    raw = b"".join(struct.pack(">I", number) for number in whole(data, spec))
+    numbers = whole(data, spec)
+    if spec.get("steps"):
+        numbers = [total % 2**32 for total in itertools.accumulate(numbers)]
+    raw = b"".join(struct.pack(">I", number) for number in numbers)
     return np.array(struct.unpack(f">{spec['n']}f", raw), np.float32)
 
 

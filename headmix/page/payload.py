@@ -144,7 +144,8 @@ def _array(
         values, how = once, {"half": True}
     else:
         values, how = array.values, {}
-    return axes | how | {"numbers": planes.floats(values, bits)}
+    smooth = shape_of(array) in ("spectrum", "layer_spectrum")
+    return axes | how | {"numbers": planes.floats(values, bits, smooth=smooth)}
 
 
 def _pairs_once(array: xr.DataArray) -> np.ndarray | None:

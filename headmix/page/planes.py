@@ -23,10 +23,20 @@ class Planes:
         self._parts: list[bytes] = []
         self._end = 0
 
-    def floats(self, values: np.ndarray, bits: int = EXACT) -> dict[str, int]:
-        """Numbers as float32, rounded to ``bits`` after the leading one."""
-        raw = rounded(values, bits).view(np.uint32)
-        return self.whole(raw, -(-(9 + bits) // 8)) | {"bits": bits}
+    def floats(
+        self, values: np.ndarray, bits: int = EXACT, *, smooth: bool = False
+    ) -> dict[str, Any]:
+        """Numbers as float32, rounded to ``bits`` after the leading one.
+
+        Of ``smooth`` ones, which differ little from each to the next, the steps are held.
+        """
+        raw = rounded(values, bits).view(np.uint32).ravel()
+        raw = np.diff(raw, prepend=np.uint32(0)) if smooth else raw  # around the clock: exact
+        return (
+            self.whole(raw, -(-(9 + bits) // 8))
+            | {"bits": bits}
+            | ({"steps": True} if smooth else {})
+        )
 
     def whole(self, values: np.ndarray, planes: int = 4) -> dict[str, int]:
         """Unsigned 32-bit numbers, of which the first ``planes`` bytes are kept."""

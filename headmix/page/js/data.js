@@ -25,7 +25,14 @@ function whole({ start, n, planes }) {
 }
 
 function valuesOf(array) {
-  return (array.values ??= array.words ? wordsOf(array) : new Float32Array(whole(array.numbers).buffer));
+  return (array.values ??= array.words ? wordsOf(array) : floats(array.numbers));
+}
+
+/* Of numbers that differ little from each to the next, the steps travel. */
+function floats(numbers) {
+  const raw = whole(numbers);
+  if (numbers.steps) for (let i = 1; i < raw.length; i += 1) raw[i] += raw[i - 1];
+  return new Float32Array(raw.buffer);
 }
 
 function wordsOf({ words, which }) {
