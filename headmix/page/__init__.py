@@ -20,7 +20,18 @@ from headmix.shapes import aligned
 from headmix.terminal import interval
 
 #: In the order in which they build on each other; together they are the page's one script.
-_PANELS = ("overview", "depth", "pairs", "joined", "scatter", "spectra", "across", "graph", "labels")
+_PANELS = (
+    "overview",
+    "depth",
+    "pairs",
+    "joined",
+    "scatter",
+    "spectra",
+    "across",
+    "graph",
+    "labels",
+    "sequence",
+)
 _SCRIPTS = (
     *("data.js", "dom.js", "draw.js", "panels.js"),
     *(f"panels/{name}.js" for name in _PANELS),
@@ -58,6 +69,7 @@ def render(ds: xr.Dataset) -> str:
     return _template().render(
         model=ds.attrs.get("model", "a model"),
         runs=summary.runs(ds),
+        sequence=ds.sizes.get("run", 0),
         quantised=summary.quantised(ds),
         facts=summary.facts(ds),
         findings=findings.find(ds),

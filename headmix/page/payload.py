@@ -11,6 +11,7 @@ from headmix.collector import WITHIN_POSITION
 from headmix.page import ordering
 from headmix.page.planes import EXACT, Planes, rounded
 from headmix.plots import SCALES
+from headmix.sequence import SEQUENCE
 from headmix.shapes import (
     RUNS,
     Measured,
@@ -90,6 +91,9 @@ def _metric(ds: xr.Dataset, name: str, planes: Planes) -> dict[str, Any]:
             {"value": _words(variable, planes)}
             if shape == "text"
             else _numbers(ds, name, shape, planes)
+        ),
+        "sequence": (
+            _array(ds[name + SEQUENCE], None, EXACT, planes) if name + SEQUENCE in ds else None
         ),
         "within": _metric(ds, within, planes) | {"name": name} if within in ds else None,
         "runs": {

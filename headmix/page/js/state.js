@@ -9,7 +9,7 @@ const POSITIONS = [["in", "as it is"], ["out", "taken out"]];
 const RUNS = [["difference", "B − A"], ["A", "A"], ["B", "B"]];
 
 /* The choices of one metric each. They follow the page's metric where they offer it. */
-const METRIC_CHOICES = ["map", "profile", "matrix", "spectrum", "labelled", "cross", "graph"];
+const METRIC_CHOICES = ["map", "profile", "matrix", "spectrum", "labelled", "cross", "graph", "followed"];
 
 const state = {
   layer: Math.max(0, DATA.valid.indexOf(true)), head: 0,

@@ -1,22 +1,24 @@
 /* One metric through all runs of a sequence: a line a layer, and the chosen head. */
 
-PANELS.sequence = {
-  depends: ["followed", "layers", "layer", "head", "other"],
-  offers: () => ({ followed: options(ofShape("profile", "map", "matrix").filter((metric) => metric.sequence)) }),
-  draw() {
-    const metric = DATA.metrics.find(({ name }) => name === state.followed);
-    const runs = DATA.labels.run ?? [];
-    const u = unit(metric);
-    const head = ({ layer, head }) => runs.map((_, run) => inRun(metric, { run, layer, ...(u && { [u]: unitOf(metric, layer, head) }) }));
-    const mean = (layer) => runs.map((_, run) => average(u ? places(metric, [u], { run, layer }).map((at) => inRun(metric, at)).filter((v) => !Number.isNaN(v)) : [inRun(metric, { run, layer })]));
-    const lines = [
-      ...shownLayers().map((layer) => ({ name: u ? `${DATA.layers[layer]}, mean over heads` : DATA.layers[layer], values: mean(layer), strong: layer === state.layer })),
-      ...(u ? chosenHeads().map((chosen) => ({ name: placeName(chosen), values: head(chosen), chosen: true, second: chosen.second })) : []),
-    ];
-    return sequenceFigure(metric, runs, lines, nullAtFirst(metric));
-  },
-  caption: () => `${DATA.metrics.find(({ name }) => name === state.followed)?.title.replace(/, B − A$/, "")} in every run, one after the other.`,
-};
+if (DATA.labels.run) {
+  PANELS.sequence = {
+    depends: ["followed", "layers", "layer", "head", "other"],
+    offers: () => ({ followed: options(ofShape("profile", "map", "matrix").filter((metric) => metric.sequence)) }),
+    draw() {
+      const metric = DATA.metrics.find(({ name }) => name === state.followed);
+      const runs = DATA.labels.run ?? [];
+      const u = unit(metric);
+      const head = ({ layer, head }) => runs.map((_, run) => inRun(metric, { run, layer, ...(u && { [u]: unitOf(metric, layer, head) }) }));
+      const mean = (layer) => runs.map((_, run) => average(u ? places(metric, [u], { run, layer }).map((at) => inRun(metric, at)).filter((v) => !Number.isNaN(v)) : [inRun(metric, { run, layer })]));
+      const lines = [
+        ...shownLayers().map((layer) => ({ name: u ? `${DATA.layers[layer]}, mean over heads` : DATA.layers[layer], values: mean(layer), strong: layer === state.layer })),
+        ...(u ? chosenHeads().map((chosen) => ({ name: placeName(chosen), values: head(chosen), chosen: true, second: chosen.second })) : []),
+      ];
+      return sequenceFigure(metric, runs, lines, nullAtFirst(metric));
+    },
+    caption: () => `${DATA.metrics.find(({ name }) => name === state.followed)?.title.replace(/, B − A$/, "")} in every run, one after the other.`,
+  };
+}
 
 /* The value of a place in one run; of a head that takes part in pairs, the mean over them. */
 function inRun(metric, at) {
