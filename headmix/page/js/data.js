@@ -157,12 +157,12 @@ function keptPlaces(metric) {
 
 /* The pairs that one head takes part in: as the first, and as either where it matters which. */
 function partners(metric, layer, head) {
-  if (metric.value.at) return [...((metric.byHead ??= keptByHead(metric)).get(`${layer},${unitOf(metric, layer, head)}`) ?? [])];
   return partnerPlaces(metric, layer, head).map((at) => look(metric, at)).filter((p) => !Number.isNaN(p.value));
 }
 
 function partnerPlaces(metric, layer, head) {
   const u = unit(metric);
+  if (metric.value.at) return (metric.byHead ??= keptByHead(metric)).get(`${layer},${unitOf(metric, layer, head)}`) ?? [];
   const found = (metric.directed ? ["", "_b"] : [""]).flatMap((end) => {
     const own = { [metric.shape === "cross" ? "layer" + end : "layer"]: layer, [u + end]: unitOf(metric, layer, head) };
     return places(metric, metric.value.dims.filter((dim) => !(dim in own)), own);
@@ -173,27 +173,45 @@ function partnerPlaces(metric, layer, head) {
 function keptByHead(metric) {
   const found = new Map();
   const u = unit(metric);
-  for (const pair of pairs(metric)) {
+  for (const at of keptPlaces(metric)) {
     for (const end of metric.directed ? ["", "_b"] : [""]) {
-      const key = `${pair.at["layer" + end]},${pair.at[u + end]}`;
+      const key = `${at["layer" + end]},${at[u + end]}`;
       if (!found.has(key)) found.set(key, []);
-      found.get(key).push(pair);
+      found.get(key).push(at);
     }
   }
   return found;
 }
 
-/* One number for a head: as it is, or its pairs reduced to their mean or to their largest.
-   A mean or a largest has a spread of its own, so the null's sd and the interval do not apply. */
+/* One number for a head: as it is, or its pairs reduced to their mean or to their largest; worked out
+   once. A mean or a largest has a spread of its own, so the null's sd and the interval do not apply. */
 function perHead(metric, layer, head, over) {
   const at = { layer, [unit(metric)]: unitOf(metric, layer, head) };
   if (metric.shape === "map") return look(metric, at);
-  const own = metric.value.at
-    ? partners(metric, layer, head)
-    : partnerPlaces(metric, layer, head).map((place) => ({ value: entry(metric, "value", place), mean: entry(metric, "mean", place) })).filter((p) => !Number.isNaN(p.value));
-  const values = own.map((p) => p.value);
-  const value = over === "max" && own.length ? Math.max(...values) : average(values);
-  return { ...NOTHING, at, value, mean: average(own.map((p) => p.mean)) };
+  metric.reduced ??= new Map();
+  const key = `${over},${layer},${at[unit(metric)]}`;
+  if (!metric.reduced.has(key)) metric.reduced.set(key, reduced(metric, layer, head, over));
+  return { ...NOTHING, at, ...metric.reduced.get(key) };
+}
+
+function reduced(metric, layer, head, over) {
+  const [values, means] = [[], []];
+  const take = (place) => {
+    const value = entry(metric, "value", place);
+    if (Number.isNaN(value)) return;
+    values.push(value);
+    means.push(entry(metric, "mean", place));
+  };
+  if (metric.shape === "matrix") inRow(metric, layer, head, take);
+  else partnerPlaces(metric, layer, head).forEach(take);
+  return { value: over === "max" && values.length ? Math.max(...values) : average(values), mean: average(means) };
+}
+
+/* A row of a matrix without a new place for each cell: of large models all rows are read at once. */
+function inRow(metric, layer, head, take) {
+  const u = unit(metric);
+  const place = { layer, [u]: unitOf(metric, layer, head) };
+  for (place[u + "_b"] = 0; place[u + "_b"] < size(metric, u); place[u + "_b"] += 1) if (place[u] !== place[u + "_b"]) take(place);
 }
 
 function average(numbers) {
