@@ -43,7 +43,8 @@ def visit(browser):
         page.on("pageerror", lambda error: troubles.append(str(error)))
         page.on("dialog", lambda dialog: troubles.append(dialog.message))
         page.goto(own + address)
-        page.wait_for_selector("html[data-started]", timeout=20_000)  # its numbers are unpacked
+        if page.locator("#data").count():  # a report: until its numbers are unpacked
+            page.wait_for_selector("html[data-started]", timeout=20_000)
         return page
 
     yield open_page
