@@ -36,9 +36,10 @@ function scaleOf(kind, from = 0, to = 1) {
 }
 
 /* plotly takes a subset of HTML for markup, and dollars for mathematics; this is for text that must
-   stay text. */
+   stay text. What XML cannot hold would spoil a saved picture. */
 function plain(text) {
-  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\$/g, "&#36;");
+  const sound = String(text).toWellFormed().replace(/[\0-\x08\v\f\x0e-\x1f\ufffe\uffff]/g, "\ufffd");
+  return sound.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\$/g, "&#36;");
 }
 
 function quantity(metric) {
