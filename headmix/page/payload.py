@@ -46,7 +46,9 @@ ROUNDED = (
 def plain(ds: xr.Dataset) -> dict[str, Any]:
     """What the figures need: metrics, their nulls and intervals, labels of axes, colour scales."""
     planes = Planes()
-    drawn = [n for n in metric_names(ds, within_position=False) if shape_of(ds[n]) != "other"]
+    names = metric_names(ds, within_position=False)
+    drawn = [n for n in names if shape_of(ds[n]) != "other"]
+    drawn.sort(key=lambda name: group_of(ds[name]) == "text")  # the page opens with the weights
     metrics = [_metric(ds, name, planes) for name in drawn]
     return {
         "headmix": __version__,

@@ -59,6 +59,7 @@ async function show(id, panel) {
   const plot = byId(`${id}-plot`);
   plot.setAttribute("aria-label", `${panel.caption()} The numbers are in the table below.`);
   showTable(id, figure);
+  if (panel.away) { panel.drawn = null; return; } // out of view: the words follow at once, the figure when it is back
   const Plotly = await library();
   if (panel.drawn !== drawn) return; // a later choice overtook this one
   await Plotly.react(plot, figure.traces, figure.layout, CONFIG);
@@ -105,7 +106,9 @@ function dropPanels() {
 function watchPanels() {
   const seen = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) {
-      if (isIntersecting) { PANELS[target.id].seen = true; show(target.id, PANELS[target.id]); }
+      const panel = PANELS[target.id];
+      panel.away = !isIntersecting;
+      if (isIntersecting) { panel.seen = true; show(target.id, panel); }
     }
   }, { rootMargin: "200px" });
   for (const id of Object.keys(PANELS)) seen.observe(byId(id));
@@ -118,7 +121,7 @@ function watchPrinting() {
   addEventListener("beforeprint", () => {
     chosen = theme();
     setTheme("light");
-    for (const panel of Object.values(PANELS)) panel.seen = true;
+    for (const panel of Object.values(PANELS)) Object.assign(panel, { seen: true, away: false });
     render();
   });
   addEventListener("afterprint", () => { setTheme(chosen); render(); });

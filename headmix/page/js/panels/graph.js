@@ -37,22 +37,35 @@ function graphOf(metric) {
   return { metric, layers: [...layers], considered, threshold, beyond, edges: beyond.slice(0, MOST_EDGES), isOwn };
 }
 
-/* A round number of sd that no more than EDGES pairs lie beyond, and at least 2: without a known sd,
-   what the last of them has. */
+/* As round a number of sd as leaves at most EDGES pairs beyond it, and at least half as many where
+   there are more; never less than 2. Without a known sd, what the last of them has. */
 function automatic(sorted) {
   if (!sorted.length) return 2;
   if (Number.isNaN(sorted[0].z)) return above(sorted[Math.min(EDGES, sorted.length) - 1]);
-  if (sorted.length <= EDGES) return 2;
-  const next = above(sorted[EDGES]);
-  const step = 10 ** (Math.floor(Math.log10(Math.max(Math.abs(next), 1))) - 1);
-  return Math.max(2, Number(((Math.floor(next / step) + 1) * step).toPrecision(4)));
+  const next = sorted.length > EDGES ? above(sorted[EDGES]) : 0;
+  if (next < 2) return 2;
+  for (let digits = 2; digits < 8; digits += 1) {
+    const step = 10 ** (Math.floor(Math.log10(next)) + 1 - digits);
+    const threshold = Number(((Math.floor(next / step) + 1) * step).toPrecision(digits + 1));
+    if (above(sorted[EDGES / 2]) >= threshold) return threshold;
+  }
+  return next;
 }
 
-function graphCaption({ metric, considered, threshold, beyond, edges }) {
+/* How many pairs of heads in different layers there are: of those shown, or with the chosen head. */
+function pairsThereAre(metric, layers) {
+  const heads = layers.map((layer) => (unit(metric) === "kv_head" ? size(metric, "kv_head") : headsOf(layer).length));
+  const all = heads.reduce((a, b) => a + b, 0);
+  const within = heads.reduce((sum, n) => sum + n * n, 0);
+  if (state.edges === "head") return layers.includes(state.layer) ? all - heads[layers.indexOf(state.layer)] : 0;
+  return (all * all - within) / 2;
+}
+
+function graphCaption({ metric, layers, considered, threshold, beyond, edges }) {
   const inSd = considered.some((p) => !Number.isNaN(p.z));
   const where = state.edges === "head" ? `that ${placeName({ layer: state.layer, head: state.head })} writes or reads` : `of heads in different layers${state.layers ? " shown" : ""}`;
   const said = [`${metric.title}: ${beyond.length} of ${considered.length} pairs ${where} lie at least ${number(threshold, 3)}${inSd ? " null sd" : ""} above the null.`];
-  if (metric.value.at) said.push("Of so many pairs the page holds only the strongest, so more may lie there.");
+  if (metric.value.at) said.push(`There are ${pairsThereAre(metric, layers)}; the page holds only the strongest of each head, so more may lie there.`);
   else if (inSd) {
     const chance = considered.length * upperTail(threshold);
     said.push(`If values of unrelated heads scattered normally, ${chance < 0.5 ? "fewer than one" : `about ${number(chance, 2)}`} of so many would.`);
@@ -71,11 +84,12 @@ function upperTail(t) {
 
 /* Points along an edge from [x, y] to [x, y]: bowed the more layers it skips, so as not to run through
    the heads between. */
-function bow([x0, y0], [x1, y1], steps = 8) {
-  const side = 0.28 * (Math.abs(y1 - y0) - 1) * (x0 + x1 <= 0 ? -1 : 1);
+function bow([x0, y0], [x1, y1], widest, steps = 12) {
+  const side = Math.min(0.28 * (Math.abs(y1 - y0) - 1), 1 + widest / 10) * (x0 + x1 <= 0 ? -1 : 1);
   return range(steps + 1).map((k) => {
     const t = k / steps;
-    return [x0 + (x1 - x0) * t + side * 4 * t * (1 - t), y0 + (y1 - y0) * t];
+    const x = x0 + (x1 - x0) * t + side * 4 * t * (1 - t);
+    return [Math.max(-widest - 0.8, Math.min(widest + 0.8, x)), y0 + (y1 - y0) * t];
   });
 }
 
@@ -84,9 +98,9 @@ function edgeTraces(metric, edges, layers, name, style) {
   if (!edges.length) return [];
   const u = unit(metric);
   const middle = (size(metric, u) - 1) / 2; // edges bow outwards from there
-  const lines = edges.map(({ at }) => bow([at[u] - middle, layers.indexOf(at.layer)], [at[u + "_b"] - middle, layers.indexOf(at.layer_b)]).map(([x, y]) => [x + middle, y]));
+  const lines = edges.map(({ at }) => bow([at[u] - middle, layers.indexOf(at.layer)], [at[u + "_b"] - middle, layers.indexOf(at.layer_b)], middle).map(([x, y]) => [x + middle, y]));
   const path = (i) => lines.flatMap((line) => [...line.map((point) => point[i]), null]);
-  const half = lines.map((line) => line[4]);
+  const half = lines.map((line) => line[line.length >> 1]);
   return [
     { type: "scatter", mode: "lines", name, showlegend: true, x: path(0), y: path(1), hoverinfo: "skip", line: { width: style.width, color: style.colour }, opacity: style.opacity },
     {

@@ -36,8 +36,8 @@ PANELS.joined = {
 const ROWS_A_PAGE = 100;
 const SORTINGS = [["far", "furthest from the null first"], ["down", "largest first"], ["up", "smallest first"]];
 
-/* The columns that make sense for pairs of the chosen metric's unit: metrics of pairs in a layer, then
-   of any two heads, then what replacing either head does, as two numbers. The chosen metric leads. */
+/* The columns that make sense for pairs of the chosen metric's unit: from the weights, on text, by
+   replacing two heads, and last what replacing either does, as two numbers. The chosen metric leads. */
 function joinedColumns() {
   const lead = named(state.matrix);
   if (!lead) return [];
@@ -50,7 +50,9 @@ function joinedColumns() {
     return Number.isNaN(b.value) || Math.abs(a.value - b.value) <= 1e-4 * Math.abs(a.value) ? [a] : [a, b];
   } });
   const ofEach = (metric) => ({ key: metric.name, metric, each: true, ends: ({ layer, i, j }) => [i, j].map((place) => look(metric, { layer, [u]: place })) });
-  const rest = [...fit("matrix").filter((metric) => metric.name !== lead.name), ...fit("cross").filter((metric) => !metric.directed)];
+  const pairsOf = [...fit("matrix"), ...fit("cross").filter((metric) => !metric.directed)].filter((metric) => metric.name !== lead.name);
+  const measured = (metric) => (metric.replaced ? 2 : metric.group === "text" ? 1 : 0);
+  const rest = pairsOf.sort((a, b) => measured(a) - measured(b));
   return [ofPair(lead), ...rest.map(ofPair), ...fit("map").filter((metric) => metric.replaced).map(ofEach)];
 }
 
