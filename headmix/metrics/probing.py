@@ -182,7 +182,7 @@ def _concentration_null(heads: Heads, outs: ReadOuts) -> tuple[Tensor, Tensor]:
 
 
 @metric(
-    title="Share of a label that one head holds",
+    title="One head's R² as a multiple of all heads'",
     formula="κ_h = R²(o_h) / R²(concat)",
     dims=("label", "head"),
     range=(float("-inf"), float("inf")),
@@ -195,9 +195,11 @@ def _concentration_null(heads: Heads, outs: ReadOuts) -> tuple[Tensor, Tensor]:
 def head_concentration(heads: Heads, read_outs: ReadOuts) -> Float[Tensor, "label head"]:
     """How much of what all heads together say of a label one head says alone.
 
-    Redundant heads can each say all of it, so that the shares need not sum to one. NaN where the
-    concatenation says nothing (R² no higher than its null by two standard deviations), or for a
-    head whose output does not vary.
+    Redundant heads can each say all of it, so that the multiples need not sum to one; below 0
+    where a head's probe is worse than the mean, above 1 where it is better than that of all heads,
+    as on little text. NaN where the concatenation says nothing (R² no higher than its null by two
+    standard deviations), or for a head whose output does not vary. It says as little where the
+    interval of ``probe_r2`` of the concatenation over documents reaches that null.
 
     Raises:
         NotApplicable: one head, or as for ``head_probe_r2``.

@@ -22,7 +22,7 @@ def ds():
 def test_runs_stand_side_by_side_and_one_is_chosen_for_all_panels(visit, tmp_path, ds):
     page = visit(hm.report(ds, tmp_path / "page.html"))
     assert "A is small, B is flipped" in page.locator(".lead").inner_text()
-    page.wait_for_selector("#overview-plot[data-ready]", timeout=20_000)
+    scroll_to(page, "overview")
     assert page.locator("#overview-caption").inner_text().startswith("Change of the OV matrix")
     assert page.locator("#sides").is_hidden()  # a change is of both runs
     select(page, "map", "projection_kernel", "#overview")
@@ -44,6 +44,6 @@ def test_runs_stand_side_by_side_and_one_is_chosen_for_all_panels(visit, tmp_pat
 
 def test_a_single_run_offers_no_other(visit, tmp_path):
     page = visit(hm.report(hm.measure(small_model()), tmp_path / "page.html"))
-    page.wait_for_selector("#overview-plot[data-ready]", timeout=20_000)
+    scroll_to(page, "overview")
     assert page.locator("select[data-state=run]").is_hidden()
     assert page.locator("#sides").count() == 0

@@ -102,7 +102,7 @@ function colouring(cells, show) {
   const finite = cells.filter((c) => Number.isFinite(c[show]));
   const bar = { thickness: 10, outlinewidth: 0, ticks: "outside", ticklen: 4, tickcolor: colour("line"), tickfont: { size: 11 }, xpad: 6 };
   const nulls = show === "z" ? [0] : finite.map((c) => c.mean).filter((m) => !Number.isNaN(m));
-  if (!finite.length || !nulls.length) return { numberOf: (c) => c[show], colorscale: scaleOf("sequential"), colorbar: bar };
+  if (!finite.length || !nulls.length) return { numberOf: (c) => c[show], colorscale: scaleOf("sequential"), colorbar: bar, says: NO_NULL };
   const varies = Math.max(...nulls) - Math.min(...nulls) > 1e-3 * Math.max(...nulls.map(Math.abs));
   const numberOf = (c) => c[show] - (varies ? c.mean : 0);
   const middle = varies ? 0 : nulls[0];
@@ -120,15 +120,19 @@ function colouring(cells, show) {
     ...ends.map(([end, sign]) => (most > span && Math.abs(end - middle) >= span ? sign : "") + (varies && show !== "z" && end > 0 ? "+" : "") + number(end, 3)),
   ];
   const part = (v) => 0.5 + (v - middle) / (2 * span);
-  return { numberOf, colorscale: scaleOf("diverging", part(low), part(high)), zmin: low, zmax: high, colorbar: bar };
+  return { numberOf, colorscale: scaleOf("diverging", part(low), part(high)), zmin: low, zmax: high, colorbar: bar, says: varies && show !== "z" ? OWN_NULL : "" };
 }
+
+/* What the colours are, where they are not what the page says of them as a rule. */
+const NO_NULL = " There is no null to compare with: the stronger the colour, the larger.";
+const OWN_NULL = " The null differs from cell to cell: the colours show value − null.";
 
 /* Rows × columns of cells { value, mean, sd, z, where }. `ringed` are { row, column, second }: the
    chosen head, and dotted the second of a chosen pair. */
 function grid({ metric, cells, show = "value", rows, columns, rowTitle, columnTitle, ringed = [], upwards }) {
   const colours = colouring(cells.flat(), show);
   const height = Math.min(30, Math.max(14, 520 / rows.length)) * rows.length + 70;
-  const { numberOf, ...look } = colours;
+  const { numberOf, says, ...look } = colours;
   const trace = {
     type: "heatmap", z: cells.map((row) => row.map((c) => (Number.isFinite(c[show]) ? numberOf(c) : null))),
     text: cells.map((row) => row.map((c) => hover(c.where, metric, c))), hovertemplate: "%{text}<extra></extra>",
@@ -136,6 +140,7 @@ function grid({ metric, cells, show = "value", rows, columns, rowTitle, columnTi
   };
   return {
     metrics: [metric],
+    says,
     traces: [trace],
     layout: layout(height, {
       xaxis: axis(columnTitle, columns, { showgrid: false, range: [-0.54, columns.length - 0.46], showline: false }),

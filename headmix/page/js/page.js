@@ -55,9 +55,10 @@ async function show(id, panel) {
   panel.drawn = drawn;
   if (panel.build) return panel.build(); // no figure
   const figure = fit(panel.draw(), byId(`${id}-plot`).clientWidth);
-  byId(`${id}-caption`).textContent = panel.caption();
+  const caption = panel.caption() + (figure.says ?? "");
+  byId(`${id}-caption`).textContent = caption;
   const plot = byId(`${id}-plot`);
-  plot.setAttribute("aria-label", `${panel.caption()} The numbers are in the table below.`);
+  plot.setAttribute("aria-label", `${caption} The numbers are in the table below.`);
   showTable(id, figure);
   if (panel.away) { panel.drawn = null; return; } // out of view: the words follow at once, the figure when it is back
   const Plotly = await library();
