@@ -142,6 +142,21 @@ def test_a_row_of_the_table_chooses_its_pair(visit, page_file, ds):
         settled(page, f"{dash}.includes('dot') && {dash}.includes('solid')")
 
 
+def test_the_table_of_pairs_is_saved_whole(visit, page_file, ds):
+    page = visit(page_file, "#layer=L1&matrix=pair_on_text&sort=pair&span=shown")
+    scroll_to(page, "pairs")
+    saved = page.evaluate("joinedList()")
+    rows = [dict(zip(saved["columns"], row, strict=True)) for row in saved["rows"]]
+    assert len(rows) == 18
+    for row in rows:
+        at = {"layer": row["layer"], "head": row["head"], "head_b": row["head_b"]}
+        for name in ("pair_on_text", "projection_kernel"):
+            assert row[name] == pytest.approx(float(ds[name].sel(at)), rel=1e-6)
+        value = float(ds.pair_on_text.sel(at))
+        assert row["pair_on_text_low"] == pytest.approx(value - 0.02, rel=1e-5)
+        assert row["pair_on_text_z"] == pytest.approx((value - 0.5) / 0.01, rel=1e-4, abs=1e-4)
+
+
 def test_a_long_table_comes_in_pages(visit, many_file):
     page = visit(many_file, "#layer=L1&span=shown")
     scroll_to(page, "pairs")
@@ -238,6 +253,16 @@ def test_the_scatter_tells_rank_correlation_and_chooses(visit, page_file, ds):
     )
     select(page, "from", "1", ".bar")
     settled(page, "document.getElementById('scatter-caption').textContent.includes('n = 8 heads')")
+
+
+def test_the_scatter_counts_only_heads_that_have_both(visit, ds, tmp_path):
+    y = ds.seen.sel(label="pos").values
+    x = ds.per_head.where(ds.layer != "L1")
+    page = visit(report(ds.assign(per_head=x), tmp_path / "page.html"), "#x=per_head&y=seen")
+    scroll_to(page, "scatter")
+    caption = page.locator("#scatter-caption").inner_text()
+    rho = spearmanr(x.values[[0, 2]].ravel(), y[[0, 2]].ravel()).statistic
+    assert f"{rho:.2f} over n = 8 heads, of 12, that have both".replace("-", "−") in caption
 
 
 def edges(page) -> int:

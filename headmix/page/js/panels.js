@@ -16,6 +16,10 @@ function marks(metric, layers) {
     .filter(({ row }) => row >= 0);
 }
 
+function unitsOf(metric, n = 2) {
+  return `${unit(metric) === "kv_head" ? "KV head" : "head"}${n === 1 ? "" : "s"}`;
+}
+
 function layerNames(layers) {
   return layers.map((layer) => DATA.layers[layer]);
 }

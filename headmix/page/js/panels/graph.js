@@ -63,7 +63,7 @@ function pairsThereAre(metric, layers) {
 
 function graphCaption({ metric, layers, considered, threshold, beyond, edges }) {
   const inSd = considered.some((p) => !Number.isNaN(p.z));
-  const where = state.edges === "head" ? `that ${placeName({ layer: state.layer, head: state.head })} writes or reads` : `of heads in different layers${state.layers ? " shown" : ""}`;
+  const where = state.edges === "head" ? `that ${placeName({ layer: state.layer, head: state.head })} writes or reads` : `of ${unitsOf(metric)} in different layers${state.layers ? " shown" : ""}`;
   const said = [`${metric.title}: ${beyond.length} of ${considered.length} pairs ${where} lie at least ${number(threshold, 3)}${inSd ? " null sd" : ""} above the null.`];
   if (metric.value.at) said.push(`There are ${pairsThereAre(metric, layers)}; the page holds only the strongest of each head, so more may lie there.`);
   else if (inSd) {
@@ -143,7 +143,7 @@ function graphFigure({ metric, layers, edges, isOwn }) {
     ],
     layout: layout(Math.min(900, Math.max(260, 62 * layers.length)) + 70, {
       showlegend: true, margin: { l: 56, r: 12, t: 30, b: 44 },
-      xaxis: axis(u === "kv_head" ? "KV head" : "head", labels, { showgrid: false, range: [-1, labels.length] }),
+      xaxis: axis(unitsOf(metric, 1), labels, { showgrid: false, range: [-1, labels.length] }),
       yaxis: axis("layer", layerNames(layers), { showgrid: false, range: [-0.5, layers.length - 0.5] }),
     }),
     table: () => table(["written by", "read by", metric.title, "null ± sd", zNull()], edges.map((p) => [placeName(p.at), placeName(p.at, "_b"), p.value, nullText(p), p.z])),

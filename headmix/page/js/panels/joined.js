@@ -27,7 +27,7 @@ PANELS.joined = {
     const from = this.page * ROWS_A_PAGE;
     const shown = rows.slice(from, from + ROWS_A_PAGE);
     const turn = (step, text) => element("button", { type: "button", onclick: () => { this.page += step; this.fill(); } }, text);
-    byId("joined-caption").textContent = `${joinedCaption(sorted)} ${rows.length} pairs${rows.length > ROWS_A_PAGE ? `, ${from + 1} – ${from + shown.length} of them here` : ""}.`;
+    byId("joined-caption").textContent = `${joinedCaption(columns[0].metric, sorted)} ${rows.length} pairs${rows.length > ROWS_A_PAGE ? `, ${from + 1} – ${from + shown.length} of them here` : ""}.`;
     keepingFocus(byId("joined-table"), (place) => place.replaceChildren(joinedTable(columns, shown, sorted)));
     byId("joined-pages").replaceChildren(...[this.page > 0 && turn(-1, "Previous"), from + shown.length < rows.length && turn(1, "More")].filter(Boolean));
   },
@@ -103,11 +103,11 @@ function farthest(ends) {
   return Math.max(...ends.map(({ z }) => (Number.isNaN(z) ? -1 : Math.abs(z))));
 }
 
-function joinedCaption(sorted) {
+function joinedCaption(lead, sorted) {
   const where = state.span === "shown" ? (state.layers ? "the layers shown" : "every layer") : DATA.layers[state.layer];
   const how = sorted ? `by ${lower(sorted.metric.title)}, ${SORTINGS.find(([key]) => key === state.sorting)[1]}` : "by number";
   const least = Number(state.least) && sorted ? `, only those at least ${state.least} null sd away from its null` : "";
-  return `Pairs of heads of ${state.partner === "head" ? `${DATA.layers[state.layer]} that ${placeName({ layer: state.layer, head: state.head })} is one of` : where}, ${how}${least}:`;
+  return `Pairs of ${unitsOf(lead)} of ${state.partner === "head" ? `${DATA.layers[state.layer]} that ${placeName({ layer: state.layer, head: state.head })} is one of` : where}, ${how}${least}:`;
 }
 
 function joinedTable(columns, rows, sorted) {
@@ -170,7 +170,7 @@ function joinedList() {
   const cells = ({ ends, each }, row) => (each ? ends(row).map((p) => plainNumber(p.value)) : parts.map(([, part]) => plainNumber(ends(row)[0][part])));
   const selection = Object.fromEntries(["position", "run", "span", "partner", "least", "sort", "sorting"].map((name) => [name, state[name]]));
   return {
-    id: "pairs", caption: joinedCaption(sorted), metrics: columns.map(({ metric }) => metric), of: state.span === "shown" ? "layers" : DATA.layers[state.layer], selection,
+    id: "pairs", caption: joinedCaption(columns[0].metric, sorted), metrics: columns.map(({ metric }) => metric), of: state.span === "shown" ? "layers" : DATA.layers[state.layer], selection,
     columns: ["layer", u, `${u}_b`, ...heads],
     rows: rows.map((row) => [DATA.layers[row.layer], ...[row.i, row.j].map((place) => Number(DATA.labels[u][place])), ...columns.flatMap((column) => cells(column, row))]),
   };

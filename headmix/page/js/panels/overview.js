@@ -44,12 +44,12 @@ function headMap(metric) {
   }));
   return grid({
     metric, cells, show: state.scale, rows: layerNames(layers), columns: DATA.labels[unit(metric)], rowTitle: "layer", upwards: true,
-    columnTitle: unit(metric) === "kv_head" ? "KV head" : "head", ringed: marks(metric, layers),
+    columnTitle: unitsOf(metric, 1), ringed: marks(metric, layers),
   });
 }
 
 function headMapCaption(metric) {
-  return `${metric.title}: every ${unit(metric) === "kv_head" ? "KV head" : "head"} of every layer${state.layers ? " shown" : ""}` +
+  return `${metric.title}: every ${unitsOf(metric, 1)} of every layer${state.layers ? " shown" : ""}` +
     (metric.shape === "map" ? "." : state.over === "max" ? ", its strongest pair." : ", the mean over its pairs.");
 }
 

@@ -16,12 +16,12 @@ PANELS.pairs = {
       const found = look(metric, at);
       return { ...found, ...(isSelf(at) ? { value: NaN, z: NaN } : {}), where: `${placeName(at)} – ${placeName(at, "_b")}` };
     }));
-    const title = u === "kv_head" ? "KV head" : "head";
+    const title = unitsOf(metric, 1);
     const figure = grid({ metric, cells, rows: labels, columns: labels, rowTitle: title, columnTitle: `other ${title}` });
     figure.layout.shapes = pairFrames(metric, shown);
     return figure;
   },
-  caption: () => `${named(state.matrix).title} between the heads of ${DATA.layers[state.layer]}${state.order === "likeness" ? ", those that are alike in it next to each other" : ""}; the row of the chosen head is framed${inLayer(state.other) ? ", and dotted the chosen pair" : ""}.`,
+  caption: () => `${named(state.matrix).title} between the ${unitsOf(named(state.matrix))} of ${DATA.layers[state.layer]}${state.order === "likeness" ? ", those that are alike in it next to each other" : ""}; the row of the chosen head is framed${inLayer(state.other) ? ", and dotted the chosen pair" : ""}.`,
   click([row, column]) {
     const metric = named(state.matrix);
     const [head, other] = [row, column].map((place) => headOf(metric, state.layer, inOrder(metric, state.layer)[place]));

@@ -21,7 +21,9 @@ PANELS.scatter = {
     const [x, y] = [named(state.x), named(state.y)];
     const points = scatterPoints(x, y);
     const rho = spearman(points.map((p) => p.x.value), points.map((p) => p.y.value));
-    const said = Number.isNaN(rho) ? "" : ` Rank correlation (Spearman) ${rho.toFixed(2).replace("-", "−")} over n = ${points.length} heads: a description of these heads, which are not independent of each other, and not evidence of a cause.`;
+    const all = shownLayers().reduce((n, layer) => n + headsOf(layer).length, 0);
+    const among = points.length < all ? `, of ${all}, that have both` : "";
+    const said = Number.isNaN(rho) ? "" : ` Rank correlation (Spearman) ${rho.toFixed(2).replace("-", "−")} over n = ${points.length} heads${among}: a description of these heads, which are not independent of each other, and not evidence of a cause.`;
     return `${scatterTitle(y)} against ${lower(scatterTitle(x))}.${said}`;
   },
   click(_, { customdata: place }) { if (place) choose({ layer: place.layer, head: place.head }); },
