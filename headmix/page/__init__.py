@@ -76,7 +76,7 @@ def render(ds: xr.Dataset) -> str:
         layers=layers.by_layer(ds),
         beaten=findings_text.beaten(ds),
         tables=tables,
-        on_text="n_tokens" in ds,
+        on_text="n_tokens" in ds or any(str(name).endswith("_low") for name in ds),
         interrupted=ds.attrs.get("interrupted", ""),
         left_out=summary.left_out(ds),
         notes=summary.notes(ds),

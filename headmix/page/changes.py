@@ -56,11 +56,14 @@ def _moved(ds: xr.Dataset, row: Row) -> tuple[str, str, str]:
     interval = ""
     if row.low is not None and row.high is not None and np.isfinite([row.low, row.high]).all():
         interval = f", interval {_signed(row.low)} to {_signed(row.high)}"
+        interval += ", which holds no change at all" if row.low <= 0 <= row.high else ""
     title = row.title.removesuffix(", B − A")
-    own = [ds[row.name + suffix] for suffix in RUNS if row.name + suffix in ds]
-    a_b = " to ".join(_signed(float(run.isel(row.at)), sign="") for run in own)
+    own = [float(ds[row.name + run].isel(row.at)) for run in RUNS if row.name + run in ds]
+    ends = "".join(
+        f" {word} {_signed(v, sign='')}" for word, v in zip(("from", "to"), own, strict=False)
+    )
     return (
-        f"{title}: furthest from {a_b}, by {_signed(row.value)} ({_signed(row.z_null or 0.0, 2)} "
+        f"{title}: moved furthest{ends}, by {_signed(row.value)} ({_signed(row.z_null or 0.0, 2)} "
         f"null sd{interval}); the mean of {row.n} differences is {_signed(row.mean, 2)}.",
         row.link,
         row.place,
@@ -83,4 +86,5 @@ def _rest(rest: list[Row], unranked: int) -> tuple[str, str, str] | None:
 
 
 def _signed(value: float, digits: int = 3, sign: str = "+") -> str:
-    return f"{value:{sign}.{digits}g}".replace("-", "−")
+    whole = 10**digits <= abs(value) < 1e6
+    return f"{value:{sign}{'.0f' if whole else f'.{digits}g'}}".replace("-", "−")

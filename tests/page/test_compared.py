@@ -7,6 +7,8 @@ from small import WeightsOnly, small_model
 from test_browser import cells, scroll_to, select, settled
 
 import headmix as hm
+from headmix.page import changes
+from headmix.page.summary import rows
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +49,30 @@ def test_a_single_run_offers_no_other(visit, tmp_path):
     scroll_to(page, "overview")
     assert page.locator("select[data-state=run]").is_hidden()
     assert page.locator("#sides").count() == 0
+
+
+def test_sentences_give_both_values_and_what_moved_no_further(ds, tmp_path):
+    told = [text for text, _, _ in changes.find(ds)]
+    by_name = {row.name: row for row in rows(ds)}
+    moved = [row for row in by_name.values() if row.z_null is not None]
+    moved.sort(key=lambda row: -abs(row.z_null))
+    first = moved[0]
+    a, b = (float(ds[first.name + run].isel(first.at)) for run in ("_run_a", "_run_b"))
+    assert b - a == pytest.approx(first.value, rel=1e-4)
+    (sentence,) = [t for t in told if t.startswith(f"{first.title.removesuffix(', B − A')}: ")]
+    assert f"from {a:.3g} to {b:.3g}, by {first.value:+.3g}".replace("-", "−") in sentence
+    rest = moved[changes.MOST :]
+    assert told[-1].startswith(f"No other of {len(rest)} metrics moved by more than ")
+    assert rest[0].title.removesuffix(", B − A") in told[-1]
+    page = hm.report(ds, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "At a glance: what changed from A to B" in page
+    assert "Always B − A, whatever <em>Run</em> says." in page
+
+
+def test_an_interval_that_holds_no_change_is_said_to(ds):
+    moved = max((row for row in rows(ds) if row.z_null is not None), key=lambda r: abs(r.z_null))
+    value = ds[moved.name]
+    wide = ds.assign({moved.name + "_low": value * 0 - 9, moved.name + "_high": value * 0 + 9})
+    (told,) = [t for t, _, _ in changes.find(wide) if "interval" in t]
+    assert "interval −9 to +9, which holds no change at all" in told
+    assert "holds no change" not in " ".join(text for text, _, _ in changes.find(ds))

@@ -8,7 +8,7 @@ import pytest
 import unpacked
 from small import any_layer, describe, every_shape, hostile, on_text
 
-from headmix.page import findings, payload, render, report
+from headmix.page import findings, findings_text, layers, payload, render, report
 from headmix.page.summary import left_out, provenance, quantised, rows, tables
 from headmix.shapes import aligned
 
@@ -235,3 +235,55 @@ def test_blocks_are_not_called_documents():
     cut = ds.assign_attrs(text="a text, cut into 9 contiguous blocks that stand in for documents")
     assert "On 1,200 tokens of 9 blocks." in findings.find(cut)[-1].text
     assert "<dt>blocks</dt>" in render(cut)
+
+
+def test_each_layer_says_which_pair_overlaps_most_and_against_which_null(ds):
+    headings, lines = layers.by_layer(ds)
+    assert headings == ["Overlap most in weights"]
+    assert [name for name, _ in lines] == ["L0", "L1", "L2"]
+    for name, (cell,) in lines:
+        pairs = ds.projection_kernel.sel(layer=name).values * (1 - np.eye(4))
+        i, j = sorted(np.unravel_index(pairs.argmax(), (4, 4)))
+        assert cell.place == f"{name}H{i} – {name}H{j}"
+        assert cell.link == f"#layer={name}&head={i}&with={name}H{j}&metric=projection_kernel"
+        assert cell.value == pytest.approx(pairs.max())
+        assert cell.null_mean == pytest.approx(0.25)
+        assert cell.z_null == pytest.approx((cell.value - cell.null_mean) / cell.null_sd)
+        assert f"<bdi>{cell.place}</bdi>" in render(ds)
+    assert layers.by_layer(ds.drop_vars("projection_kernel")) == ([], [])
+
+
+def test_labels_and_replaced_heads_have_sentences():
+    ds = on_text()
+    suffixes = ("", *INTERVAL)
+    ds = ds.rename({f"head_on_text{s}": f"head_ablation{s}" for s in suffixes})
+    for name, made_up in (("probe_r2", "read"), ("head_probe_r2", "seen")):
+        ds = ds.rename({f"{made_up}{s}": name + s for s in ("", "_null_mean", "_null_sd")})
+        ds[name + "_low"], ds[name + "_high"] = ds[name] - 0.02, ds[name] + 0.03
+    replaced, pos, place = findings.find(ds)[1:]
+    best = float(ds.head_ablation.max())
+    assert f"by {best:.2f} (95 % interval {best - 0.02:.3f} – {best + 0.03:.3f})" in replaced.text
+    assert "null 0.50 (sd 0.01)" in replaced.text
+    assert "the median of 12 heads is" in replaced.text
+    for told, label in ((pos, "pos"), (place, "place")):
+        read, seen = ds.probe_r2.sel(label=label), ds.head_probe_r2.sel(label=label)
+        i, j = np.unravel_index(read.values.argmax(), read.shape)
+        assert f"“{label}” is read best at {ds.read_out.values[j]} of L{i}" in told.text
+        assert f"held-out R² {float(read.max()):.2f} (95 % interval" in told.text
+        i, j = np.unravel_index(seen.values.argmax(), seen.shape)
+        assert told.place == f"L{i}H{j}"
+        assert f"Of 12 single heads {told.place} says most of it: {float(seen.max()):.2f}" in (
+            told.text
+        )
+        assert f"&label={int(label == 'place')}&metric=head_probe_r2" in told.link
+
+
+def test_a_probe_that_beats_what_it_is_computed_from_is_marked():
+    ds = every_shape().rename(read="probe_r2")
+    ds["probe_r2"] = ds.probe_r2 * 0 + [0.5, 0.4, 0.6]
+    assert findings_text.beaten(ds) == ""
+    assert "does better than one of the heads side by side" not in render(ds)
+    ds["probe_r2"][1, 0, 1] = 0.7
+    told = findings_text.beaten(ds)
+    assert told.startswith("In 1 of 6 cases (L1 · pos) a probe of the attention output")
+    assert told in render(ds)

@@ -73,8 +73,13 @@ function holdsNull({ low, high, mean }) {
 function nearest(layer, head, n = 3) {
   return metricsOf("matrix", "cross").filter((metric) => !metric.directed).map((metric) => {
     const found = partners(metric, layer, head).sort((a, b) => strength(metric, b) - strength(metric, a)).slice(0, n);
-    return found.length ? titled(`${metric.shape === "cross" ? "Nearest heads in any layer" : "Nearest"} by ${lower(metric.title)}`, table(HEAD(), found.map((p) => partnerRow(metric, p, "_b"))), "partners") : null;
+    return found.length ? titled(`${nearestOf(metric)} by ${lower(metric.title)}`, table(HEAD(), found.map((p) => partnerRow(metric, p, "_b"))), "partners") : null;
   });
+}
+
+function nearestOf(metric) {
+  if (DATA.compared && state.run === "difference") return "With whom it changed most";
+  return metric.shape === "cross" ? "Nearest heads in any layer" : "Nearest";
 }
 
 /* Heads of other layers that this one reads from, and those that read it. */
