@@ -1,6 +1,7 @@
 """Panels that set heads and pairs side by side: the table of pairs, the ordered matrix, the scatter
 and the graph say what the Dataset says, and a click on any of them chooses."""
 
+import json
 import re
 from itertools import pairwise
 
@@ -12,6 +13,7 @@ from scipy.spatial.distance import squareform
 from scipy.stats import norm, spearmanr
 from small import on_text, small_model
 from test_browser import cells, scroll_to, select, settled
+from test_download import saved, table
 
 from headmix.measurement import measure
 from headmix.page import ordering, report
@@ -145,16 +147,39 @@ def test_a_row_of_the_table_chooses_its_pair(visit, page_file, ds):
 def test_the_table_of_pairs_is_saved_whole(visit, page_file, ds):
     page = visit(page_file, "#layer=L1&matrix=pair_on_text&sort=pair&span=shown")
     scroll_to(page, "pairs")
-    saved = page.evaluate("joinedList()")
-    rows = [dict(zip(saved["columns"], row, strict=True)) for row in saved["rows"]]
+    name, content = saved(page, "joined", "csv")
+    assert name.startswith("headmix-small-pairs")
+    rows = table(content)
     assert len(rows) == 18
     for row in rows:
-        at = {"layer": row["layer"], "head": row["head"], "head_b": row["head_b"]}
-        for name in ("pair_on_text", "projection_kernel"):
-            assert row[name] == pytest.approx(float(ds[name].sel(at)), rel=1e-6)
+        at = {"layer": row["layer"], "head": int(row["head"]), "head_b": int(row["head_b"])}
+        for metric in ("pair_on_text", "projection_kernel"):
+            assert float(row[metric]) == pytest.approx(float(ds[metric].sel(at)), rel=1e-5)
         value = float(ds.pair_on_text.sel(at))
-        assert row["pair_on_text_low"] == pytest.approx(value - 0.02, rel=1e-5)
-        assert row["pair_on_text_z"] == pytest.approx((value - 0.5) / 0.01, rel=1e-4, abs=1e-4)
+        assert float(row["pair_on_text_low"]) == pytest.approx(value - 0.02, rel=1e-4)
+        z = (value - 0.5) / 0.01
+        assert float(row["pair_on_text_z"]) == pytest.approx(z, rel=1e-4, abs=1e-3)
+
+
+def test_scatter_and_graph_are_saved_as_shown(visit, page_file, ds):
+    page = visit(page_file, "#layer=L1&x=head_on_text&y=seen&label=1&beyond=20")
+    scroll_to(page, "graph")
+    rows = table(saved(page, "graph", "csv")[1])
+    assert len(rows) == (ds.cross.values >= 0.25 + 20 * 0.02).sum()
+    for row in rows:
+        at = {"layer": row["layer"], "head": int(row["head"])}
+        at |= {"layer_b": row["layer_b"], "head_b": int(row["head_b"])}
+        assert float(row["cross"]) == pytest.approx(float(ds.cross.sel(at)), rel=1e-5)
+    told = json.loads(saved(page, "scatter", "json")[1])
+    assert told["selection"] | {"label": "1", "x": "head_on_text"} == told["selection"]
+    shown = {(row[0], row[1]): row[2:4] for row in told["rows"]}
+    for (layer, head), (x, y) in shown.items():
+        at = {"layer": layer, "head": head}
+        assert x == pytest.approx(float(ds.head_on_text.sel(at)), rel=1e-5)
+        assert y == pytest.approx(float(ds.seen.sel(at | {"label": "place"})), rel=1e-5)
+    assert len(shown) == 12
+    for panel in ("scatter", "graph"):
+        assert b"<svg" in saved(page, panel, "svg")[1]
 
 
 def test_a_long_table_comes_in_pages(visit, many_file):
