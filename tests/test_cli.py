@@ -33,7 +33,7 @@ class TestHelp:
         assert "headmix report demo" in alone.output
 
     def test_every_command_explains_every_option(self) -> None:
-        for command in ("report", "measure", "inspect", "verify", "metrics"):
+        for command in ("report", "measure", "inspect", "compare", "verify", "metrics"):
             assert "--json" in headmix(command, "--help").stdout
 
     def test_version(self) -> None:

@@ -36,7 +36,7 @@ def everything(model: Any) -> xr.Dataset:
         metrics=list(hm.catalogue()),
         max_tokens=1500,
         within_position=True,
-        memory=4,
+        memory=4 * 2**30,
     )
 
 
