@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from small import every_shape
 
-from headmix.plots import plot
-
 NOTEBOOK = Path(__file__).parents[1] / "analyses" / "explore.ipynb"
 
 
@@ -16,13 +14,6 @@ def test_a_dataset_shows_itself():
     shown = every_shape()._repr_html_()
     assert "projection_kernel" in shown
     assert "<script" not in shown
-
-
-def test_a_figure_shows_itself():
-    pytest.importorskip("IPython", reason="ipykernel is not installed")
-    bundle = plot(every_shape(), "projection_kernel")._repr_mimebundle_(None, None)
-    (trace,) = bundle["application/vnd.plotly.v1+json"]["data"]
-    assert trace["type"] == "heatmap"
 
 
 def test_the_notebook_holds_no_outputs():
