@@ -259,7 +259,7 @@ function number(value, digits = 4) {
   const text = Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-4)
     ? value.toExponential(2)
     : String(Number(value.toPrecision(digits)));
-  return text.replace("-", "−");
+  return text.replace(/-/g, "−");
 }
 
 /* Both ends, to the second significant digit of their distance. */
