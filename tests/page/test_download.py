@@ -142,6 +142,29 @@ def test_the_chosen_head_and_the_tables_are_saved_too(visit, page_file, ds):
         assert lines[row.name]["furthest_from_null"] == row.place
 
 
+def test_every_button_saves_something(visit, page_file):
+    page = visit(page_file, "#layer=L1&head=2")
+    page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
+    buttons = page.locator("button[data-save]").evaluate_all(
+        "(all) => all.filter((b) => b.checkVisibility()).map((b) => [b.dataset.of, b.dataset.save])"
+    )
+    assert {of for of, _ in buttons} >= {*CHOICES, "across", "scatter", "graph", "card", "glance"}
+    for of, kind in buttons:
+        name, content = saved(page, of, kind)
+        assert re.fullmatch(rf"headmix-small-[A-Za-z0-9._-]+\.{kind}", name)
+        if kind == "csv":
+            lines = table(content)
+            assert lines, of
+            assert len({len(line) for line in lines}) == 1
+            assert None not in lines[0]
+        if kind == "json":
+            told = json.loads(content)
+            assert told["rows"], of
+            assert {len(row) for row in told["rows"]} == {len(told["columns"])}
+        if kind == "svg":
+            ElementTree.fromstring(content)
+
+
 def test_a_key_saves_as_a_click_does(visit, page_file):
     page = visit(page_file)
     page.locator("button[data-of=pairs][data-save=csv]").focus()
