@@ -323,6 +323,8 @@ def test_nodes_and_edges_of_the_graph_choose(visit, page_file, ds):
     scroll_to(page, "graph")
     click_at(page, "graph", 3, 2)
     settled(page, "document.getElementById('card-name').textContent === 'L2H3'")
+    ring = "document.getElementById('graph-plot').data.at(-1)"
+    settled(page, f"{ring}.x[0] === 3 && {ring}.y[0] === 2")  # drawn anew
     i, h, j, k = np.unravel_index(np.nanargmax(ds.cross.values), ds.cross.shape)
     middle = page.evaluate(
         """([i, h, j, k]) => {

@@ -82,29 +82,31 @@ function upperTail(t) {
   return (Math.exp((-t * t) / 2) / Math.sqrt(2 * Math.PI)) * polynomial;
 }
 
-/* Points along an edge from [x, y] to [x, y]: bowed the more layers it skips, so as not to run through
-   the heads between. */
-function bow([x0, y0], [x1, y1], widest, steps = 12) {
-  const side = Math.min(0.28 * (Math.abs(y1 - y0) - 1), 1 + widest / 10) * (x0 + x1 <= 0 ? -1 : 1);
-  return range(steps + 1).map((k) => {
-    const t = k / steps;
+/* The places along an edge from [x, y] to [x, y], as a function of how far along: bowed outwards the
+   more layers it skips, so as not to run through the heads between. */
+function bow([x0, y0], [x1, y1], last) {
+  const side = Math.min(0.28 * (Math.abs(y1 - y0) - 1), 1 + last / 20) * (x0 + x1 <= last ? -1 : 1);
+  return (t) => {
     const x = x0 + (x1 - x0) * t + side * 4 * t * (1 - t);
-    return [Math.max(-widest - 0.8, Math.min(widest + 0.8, x)), y0 + (y1 - y0) * t];
-  });
+    return [Math.max(-0.8, Math.min(last + 0.8, x)), y0 + (y1 - y0) * t];
+  };
 }
 
-/* Edges as one broken line, and a dot in the middle of each to point at. */
+/* Dots stand at the golden section: in the middle, those of two edges that cross would coincide. */
+const DOT = (Math.sqrt(5) - 1) / 2;
+const SEGMENTS = 12;
+
+/* Edges as one broken line, and a dot on each to point at, nearer the head that reads. */
 function edgeTraces(metric, edges, layers, name, style) {
   if (!edges.length) return [];
   const u = unit(metric);
-  const middle = (size(metric, u) - 1) / 2; // edges bow outwards from there
-  const lines = edges.map(({ at }) => bow([at[u] - middle, layers.indexOf(at.layer)], [at[u + "_b"] - middle, layers.indexOf(at.layer_b)], middle).map(([x, y]) => [x + middle, y]));
-  const path = (i) => lines.flatMap((line) => [...line.map((point) => point[i]), null]);
-  const half = lines.map((line) => line[line.length >> 1]);
+  const curves = edges.map(({ at }) => bow([at[u], layers.indexOf(at.layer)], [at[u + "_b"], layers.indexOf(at.layer_b)], size(metric, u) - 1));
+  const path = (i) => curves.flatMap((curve) => [...range(SEGMENTS + 1).map((k) => curve(k / SEGMENTS)[i]), null]);
+  const dots = curves.map((curve) => curve(DOT));
   return [
     { type: "scatter", mode: "lines", name, showlegend: true, x: path(0), y: path(1), hoverinfo: "skip", line: { width: style.width, color: style.colour }, opacity: style.opacity },
     {
-      type: "scatter", mode: "markers", showlegend: false, x: half.map(([x]) => x), y: half.map(([, y]) => y), customdata: edges.map(({ at }) => ({ pair: at })),
+      type: "scatter", mode: "markers", showlegend: false, x: dots.map(([x]) => x), y: dots.map(([, y]) => y), customdata: edges.map(({ at }) => ({ pair: at })),
       text: edges.map((p) => hover(pairName(metric, p.at), metric, p)), hovertemplate: "%{text}<extra></extra>", marker: { size: style.dot, color: style.colour },
     },
   ];
