@@ -22,9 +22,10 @@ HERE = Path(__file__).parent
 
 #: What else is in reports/, and what makes it.
 OTHERS = (
-    ("report-demo.png", "the report page of the demo model, pictured", "make screenshots"),
-    ("demo.html", "that page itself; not kept in the repository", "make report"),
-    ("claims.html", "the seven claims on one page; not kept in the repository", "make claims"),
+    ("page-*.png", "the pages of the next two lines, pictured", "make screenshots"),
+    ("demo.html", "the report page of the demo model; not kept in the repository", "make report"),
+    ("compare.html", "the demo model beside a fine-tune of it; not kept either", "make compare"),
+    ("claims.html", "the seven claims on one page; not kept either", "make claims"),
 )
 
 #: A sign for each decision, so that it is not told by colour alone.
