@@ -120,10 +120,14 @@ def test_on_paper_there_are_figures_and_the_card_and_no_bar(visit, page_files, s
     scroll_to(page, "overview")
     panels = ("depth", "pairs", "spectra", "across", "labels")
     assert not page.evaluate("'ready' in document.getElementById('across-plot').dataset")
-    page.evaluate("addEventListener('beforeprint', () => { window.printed = theme(); })")
+    width = "document.getElementById('overview-plot')._fullLayout.width"
+    before = page.evaluate(width)
+    told = f"window.printed = [theme(), {width}]"  # by then it is drawn
+    page.evaluate(f"addEventListener('beforeprint', () => {{ {told}; }})")
     assert page.pdf()[:4] == b"%PDF"
-    assert page.evaluate("window.printed") == "light"
+    assert page.evaluate("window.printed") == ["light", 660]
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    settled(page, f"{width} === {before}")
     page.emulate_media(media="print")
     for panel in panels:
         assert page.evaluate(f"document.getElementById('{panel}-plot').dataset.ready")

@@ -310,3 +310,18 @@ def test_pairs_without_direction_are_near_and_neither_written_nor_read(visit, tm
     settled(page, "document.getElementById('across-plot').data[0].z[0].length === 4")
     assert cells(page, "across")[1][2] is None
     assert "written" not in page.locator("#across-caption").inner_text()
+
+
+def test_the_caption_says_what_colours_are_where_it_is_not_the_rule(visit, ds, tmp_path):
+    varied = ds.copy()
+    varied["per_head_null_mean"] = ("layer", [0.2, 0.5, 0.7])
+    page = visit(report(varied, tmp_path / "page.html"), "#metric=per_head")
+    scroll_to(page, "overview")
+    caption = page.locator("#overview-caption")
+    assert caption.inner_text().endswith("the colours show value − null.")
+    assert cells(page, "overview")[0] == pytest.approx(ds.per_head.values[0] - 0.2, abs=1e-5)
+    select(page, "map", "per_group", "#overview")
+    assert caption.inner_text().endswith("the stronger the colour, the larger.")
+    assert "null" in page.locator("#overview-plot").get_attribute("aria-label")
+    select(page, "map", "projection_kernel", "#overview")
+    assert caption.inner_text().endswith("the mean over its pairs.")

@@ -45,16 +45,18 @@ function keepOutMapStyles(source) {
   if (id) document.head.append(element("meta", { id }));
 }
 
-const CONFIG = { displayModeBar: false, responsive: true, showSendToCloud: false, plotlyServerURL: "" };
+const CONFIG = { displayModeBar: false, showSendToCloud: false, plotlyServerURL: "" };
 
 async function show(id, panel) {
   byId(id).hidden = !(panel.possible?.() ?? true);
   if (byId(id).hidden) return;
-  const drawn = JSON.stringify([theme(), innerWidth, state.position, state.run, ...panel.depends.map((name) => state[name])]);
+  const drawn = JSON.stringify([theme(), innerWidth, paper.width, state.position, state.run, ...panel.depends.map((name) => state[name])]);
   if (panel.drawn === drawn) return;
   panel.drawn = drawn;
   if (panel.build) return panel.build(); // no figure
-  const figure = fit(panel.draw(), byId(`${id}-plot`).clientWidth);
+  const width = paper.width ?? byId(`${id}-plot`).clientWidth;
+  const figure = fit(panel.draw(), width);
+  if (width) figure.layout.width = width;
   const caption = panel.caption() + (figure.says ?? "");
   byId(`${id}-caption`).textContent = caption;
   const plot = byId(`${id}-plot`);
@@ -116,16 +118,19 @@ function watchPanels() {
   addEventListener("resize", () => { clearTimeout(watchPanels.resized); watchPanels.resized = setTimeout(render, 150); });
 }
 
-/* Paper is light, and has every figure. */
+/* Paper is light and narrow, and has every figure. */
+const paper = { width: null };
+
 function watchPrinting() {
   let chosen = theme();
   addEventListener("beforeprint", () => {
     chosen = theme();
+    paper.width = 660; // of A4 and of letter, within the usual margins
     setTheme("light");
     for (const panel of Object.values(PANELS)) Object.assign(panel, { seen: true, away: false });
     render();
   });
-  addEventListener("afterprint", () => { setTheme(chosen); render(); });
+  addEventListener("afterprint", () => { paper.width = null; setTheme(chosen); render(); });
 }
 
 /* What scrolls to a place must know how high the bar is that covers it. */
