@@ -176,10 +176,11 @@ def link(ds: xr.Dataset, at: dict[Any, Any], metric: str = "") -> str:
     """The fragment that selects this place on the page, a pair where it is one, and shows the
     metric in every panel that can."""
     chosen = {"layer": str(ds.layer.values[at["layer"]])}
-    if "head" in at:
-        chosen["head"] = str(at["head"])
-    if "head_b" in at:
-        chosen["with"] = _end(ds, at, "_b")
+    if (head := _head(ds, at)) is not None:
+        chosen["head"] = str(head)
+    if (other := _head(ds, at, "_b")) is not None:
+        layer = at.get("layer_b", at["layer"])
+        chosen["with"] = _end(ds, {"layer": layer, "head": other})
     if "label" in at:
         chosen["label"] = str(at["label"])
     if metric:
@@ -187,6 +188,16 @@ def link(ds: xr.Dataset, at: dict[Any, Any], metric: str = "") -> str:
     if metric.endswith(WITHIN_POSITION):
         chosen["position"] = "out"
     return "#" + urlencode(chosen)
+
+
+def _head(ds: xr.Dataset, at: dict[Any, Any], end: str = "") -> int | None:
+    """The head of a place; the first of its group where the place is a KV head."""
+    if "head" + end in at:
+        return int(at["head" + end])
+    if "kv_head" + end not in at or "kv_of_head" not in ds:
+        return None
+    groups = ds.kv_of_head.values[at.get("layer" + end, at["layer"])]
+    return next((h for h, group in enumerate(groups) if group == at["kv_head" + end]), None)
 
 
 def runs(ds: xr.Dataset) -> list[str]:

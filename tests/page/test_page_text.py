@@ -9,7 +9,7 @@ import unpacked
 from small import any_layer, describe, every_shape, hostile, on_text
 
 from headmix.page import findings, findings_text, layers, payload, render, report
-from headmix.page.summary import left_out, provenance, quantised, rows, tables
+from headmix.page.summary import left_out, link, provenance, quantised, rows, tables
 from headmix.shapes import aligned
 
 INTERVAL = ("_null_mean", "_null_sd", "_low", "_high")
@@ -287,3 +287,15 @@ def test_a_probe_that_beats_what_it_is_computed_from_is_marked():
     told = findings_text.beaten(ds)
     assert told.startswith("In 1 of 6 cases (L1 · pos) a probe of the attention output")
     assert told in render(ds)
+
+
+def test_the_link_to_a_kv_head_selects_the_first_head_of_its_group(ds):
+    assert link(ds, {"layer": 1, "kv_head": 1}, "per_group") == (
+        "#layer=L1&head=2&metric=per_group"
+    )
+    assert link(ds, {"layer": 1, "kv_head": 1, "kv_head_b": 0}) == "#layer=L1&head=2&with=L1H0"
+    across = {"layer": 0, "head": 3, "layer_b": 2, "head_b": 1}
+    assert link(ds, across, "cross") == "#layer=L0&head=3&with=L2H1&metric=cross"
+    assert link(ds, {"layer": 2}, "layer_within_position") == (
+        "#layer=L2&metric=layer&position=out"
+    )
