@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import unpacked
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import any_layer, every_shape, on_text
 
@@ -107,6 +107,7 @@ def test_only_very_many_numbers_are_rounded_and_the_page_says_so(monkeypatch):
     assert apart.max() > 1e-7  # it is rounded, or this says nothing
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1),
     st.integers(5, EXACT),
