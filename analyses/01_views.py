@@ -47,16 +47,17 @@ def decide(found: Sequence[View], dedicated: float) -> Decision:
     view."""
     held = [f for f in found if f.held]
     least = min((f.kappa for f in held), default=0.0)
-    names = list(dict.fromkeys(f.label for f in found if not f.held))
+    names = [f"{f.label} in {f.model}" for f in found if not f.held]
     because = (
-        f"In {len(held)} of {len(found)} cases (a label in a model) some head holds more of it "
-        "than chance and than before training"
+        f"In {len(held)} of {len(found)} cases (label × model) some head holds more of the label "
+        "than a random slice and than any head before training"
     )
     if held:
         because += (
-            f": at least {number(least, 2)} of what the whole concatenation knows, where a random "
-            f"slice has {number(max(f.slice for f in found), 2)}. Of the heads that stand out, "
-            f"{dedicated:.0%} do so for one view alone; the others hold several"
+            f": at least {number(least, 2)} of what the whole concatenation knows, where 99 % of "
+            f"random slices have at most {number(max(f.slice for f in found), 2)}. Of the heads "
+            f"that hold more of a label than that, {dedicated:.0%} do so for one view alone; the "
+            "others hold several"
         )
     if not held:
         return Decision("refuted", because + ".")
@@ -146,7 +147,7 @@ def numbers(found: View, ds: xr.Dataset) -> list[Evidence]:
     head = f"{at.layer.item()}H{at['head'].item()}"
     before = "before training nothing of it could be read"
     if found.untrained:
-        before = f"before training at most {number(found.untrained, 2)}"
+        before = f"before training at most {number(found.untrained, 2)}, upper end"
     made = [
         studies.reading(
             at, KAPPA, found.label, found.model,

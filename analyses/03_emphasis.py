@@ -59,8 +59,10 @@ def decide(emphasis: Sequence[Emphasis], attenuation: Sequence[Attenuation]) -> 
     of, cancel, add = (sum(getattr(f, n) for f in attenuation) for n in ("layers", "cancel", "add"))
     because = (
         f"(a) Heads with a larger share of the output matter more in {more} of {layers} layers and "
-        f"less in {less}. (b) The heads that are most alike cancel each other in {cancel} of {of} "
-        f"layers and add up in {add}. In the others intervals are not clear of the null."
+        f"less in {less}, by an interval clear of 0; that W_O made their shares large is not "
+        f"tested. (b) The heads that are most alike cancel each other in {cancel} of {of} layers "
+        f"and add up in {add}, by an interval clear of two sd of the null. In the others "
+        "intervals are not clear."
     )
     amplifies, attenuates = 2 * more > layers and not less, 2 * cancel > of and not add
     if amplifies and attenuates:

@@ -47,7 +47,7 @@ class Keeping:
 
 
 def decide(found: Sequence[Keeping]) -> Decision:
-    """Confirmed if the attention output gives the concatenation back, up to a thousandth of its
+    """Confirmed if the attention output gives the concatenation back, but for a thousandth of its
     variance, in every layer. Refuted if it does not where the concatenation is no wider than the
     stream (Dc ≤ D). If it fails only where Dc > D, the claim depends on the widths."""
     fits, wider = ([f for f in found if f.wider is side] for side in (False, True))
@@ -56,20 +56,21 @@ def decide(found: Sequence[Keeping]) -> Decision:
              for f in fits if f.full_rank < f.layers]  # fmt: skip
     gone = number(max((1 - f.least_r2 for f in fits), default=0.0))
     because = (
-        "Where the concatenation is no wider than the stream, it can be read back from the "
-        f"attention output up to {gone} of its variance"
+        f"Where the concatenation is no wider than the stream, all but {gone} of its variance can "
+        "be read back from the attention output"
     )
     if short:
-        because += f", although W_O falls short of full numerical rank in {' and '.join(short)}"
+        because += (
+            f", although W_O falls short of full numerical rank in {' and '.join(short)}: next to "
+            "nothing varies in the directions that it loses there"
+        )
     if lost:
         return Decision("refuted", because + ": part of it is gone.")
     if not wider:
         return Decision("confirmed", because + ".")
     worst = min(f.least_r2 for f in wider)
     if worst >= KEPT:
-        return Decision(
-            "confirmed", f"{because}; where it is wider too, up to {number(1 - worst)}."
-        )
+        return Decision("confirmed", f"{because}; where it is wider, all but {number(1 - worst)}.")
     return Decision(
         "depends",
         f"{because}. Where it is wider (Dc > D), {number(1 - worst)} of the variance is lost.",

@@ -72,12 +72,12 @@ def decide(found: Sequence[Interaction], without_ffn: Sequence[str]) -> Decision
         f"{number(f.later['mlp_out'], 2)} in {f.model}" for f in found if "mlp_out" in f.later
     ]
     because = (
-        f"Behind W_O the effects of two heads add up (but for {number(largest, 2)}, rounding), "
-        "behind the feed-forward they do not (lower ends of the intervals, as shares of the "
-        f"effects: {', '.join(at_ffn)})"
+        f"Behind W_O the effects of two heads add up (what is missing is {number(largest, 2)} of "
+        "them at most: rounding), behind the feed-forward they do not (lower ends of the "
+        f"intervals, as shares of the effects: {', '.join(at_ffn)})"
     )
     without = [
-        f"{PLACES[place]} of {f.model} ({number(f.later[place], 2)})"
+        f"{PLACES[place]} of {f.model.replace('lab', 'the lab')} ({number(f.later[place], 2)})"
         for place in ("mlp_in", "next_logits")
         for f in found
         if f.before_ffn(place)

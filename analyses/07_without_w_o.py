@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import studies
 import xarray as xr
-from figures import Dot, Dots
+from figures import Dot, Dots, number
 from verdicts import Decision, Evidence
 
 from headmix import lab
@@ -59,7 +59,8 @@ def decide(found: Sequence[Comparison]) -> Decision:
         f"in {len(worse) or 'none'}"
     )
     if worse:
-        because += f" ({'; '.join(f.setting for f in worse)}), and with a fixed random rotation "
+        those = "; ".join(f"{f.setting}, by {number(-f.nothing[1], 2)} or more" for f in worse)
+        because += f" ({those}), and with a fixed random rotation "
         because += f"in its place still in {len(still)}"
     if not still:
         return Decision("refuted", because + ".")

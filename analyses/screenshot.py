@@ -31,7 +31,7 @@ class Picture:
 
 PICTURES = (
     Picture("heads", "demo", "layer=L4&head=2&metric=projection_kernel", "overview", 1000),
-    Picture("pairs", "demo", "layer=L2&head=4&order=clustering", "pairs", 1100),
+    Picture("pairs", "demo", "layer=L2&head=7&with=L2H9&order=likeness", "pairs", 1100),
     Picture("reads", "demo", "layer=L3&head=5", "graph", 760),
     Picture("fine-tune", "fine-tune", "layer=L4&head=9", "glance", 1000),
 )
