@@ -63,6 +63,7 @@ def render(ds: xr.Dataset) -> str:
     ds = aligned(ds)
     tables = summary.tables(ds)
     data = payload.plain(ds) | {"summary": summary.plain(tables)}
+    planes = data.pop("planes")
     script = "".join(_asset(f"js/{name}") for name in _SCRIPTS)
     style = _asset("style.css")
     plotly_packed, plotly_hash = _plotly()
@@ -84,6 +85,7 @@ def render(ds: xr.Dataset) -> str:
         transformations=TRANSFORMATIONS,
         provenance=summary.provenance(ds) | {"numbers on this page": data["precision"]},
         data=payload.script_json(data),
+        planes=planes,
         version=__version__,
         style=style,
         script=script,

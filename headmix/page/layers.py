@@ -46,17 +46,22 @@ def by_layer(ds: xr.Dataset) -> tuple[list[str], list[tuple[str, list[Cell | Non
     ]
     measured = {n: Measured.of(ds, n).without_self() for n in names}
     layers = [str(n) for n in ds.layer.values]
-    rows = [[_cell(ds, n, measured[n], i, compared) for n in names] for i in range(len(layers))]
+    directed = {n: is_directed(ds[n]) for n in names}
+    rows = [
+        [_cell(ds, n, measured[n], i, compared, directed[n]) for n in names]
+        for i in range(len(layers))
+    ]
     return headings, list(zip(layers, rows, strict=True)) if names else []
 
 
-def _cell(ds: xr.Dataset, name: str, measured: Measured, layer: int, compared: bool) -> Cell | None:
+def _cell(
+    ds: xr.Dataset, name: str, measured: Measured, layer: int, compared: bool, directed: bool
+) -> Cell | None:
     here = measured.value.isel(layer=[layer])
     found = largest(abs(here) if compared else here, 1)
     if not found:
         return None
     at = found[0] | {"layer": layer}
-    directed = is_directed(ds[name])
     at = at if directed else in_order(at)
     z = measured.z_null
 

@@ -32,11 +32,11 @@ def everything(model: Any) -> xr.Dataset:
         model,
         "default",
         labels="position,capitalised,word_initial",
-        causal=hm.Interventions(tokens=60, interactions=100),
+        causal=hm.Interventions(tokens=20, interactions=20),
         metrics=list(hm.catalogue()),
         max_tokens=1500,
         within_position=True,
-        memory=4 * 2**30,
+        folds=2,  # what is summed over all layers' heads side by side is large
     )
 
 

@@ -6,12 +6,10 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 
 /* They travel as planes of bytes, compressed together; an array is put together when first looked at. */
 let PLANES = null;
-const unpacked = gunzip(DATA.planes).then((stream) => stream.arrayBuffer()).then((buffer) => { PLANES = new Uint8Array(buffer); DATA.planes = null; });
+const unpacked = gunzip(document.getElementById("planes").textContent).then((stream) => stream.arrayBuffer()).then((buffer) => { PLANES = new Uint8Array(buffer); });
 
 async function gunzip(base64) {
-  const text = atob(base64);
-  const packed = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i += 1) packed[i] = text.charCodeAt(i);
+  const packed = Uint8Array.fromBase64 ? Uint8Array.fromBase64(base64) : Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
   return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip")));
 }
 
