@@ -14,6 +14,7 @@ from headmix.plots import SCALES
 from headmix.sequence import SEQUENCE
 from headmix.shapes import (
     RUNS,
+    UNITS,
     Measured,
     by_replacing,
     group_of,
@@ -39,7 +40,8 @@ EXACTLY = "All numbers are in single precision, about 7 digits."
 ROUNDED = (
     f"Numbers are in single precision, but those of metrics with more than {_MANY:,} of them are "
     "rounded: values and nulls to 5 digits (a relative error of at most 1.5e-5), the nulls' sd to "
-    "4 (1.2e-4), the half-widths of intervals to 3 (1e-3). The results file has them all."
+    "4 (1.2e-4), the half-widths of intervals to 3 (1e-3 of the wider "
+    "side). The results file has them all."
 )
 
 
@@ -74,7 +76,6 @@ def script_json(data: dict[str, Any]) -> str:
 def _metric(ds: xr.Dataset, name: str, planes: Planes) -> dict[str, Any]:
     variable = ds[name]
     shape = shape_of(variable)
-    least = str(variable.attrs.get("range", "")).strip("[").split(",")[0]
     within = name + WITHIN_POSITION
     return {
         "name": name,
@@ -86,7 +87,7 @@ def _metric(ds: xr.Dataset, name: str, planes: Planes) -> dict[str, Any]:
         "shape": shape,
         "directed": shape == "cross" and is_directed(variable),
         "group": group_of(variable),
-        "signed": least.startswith(("-", "−")),
+        "signed": _signed(variable),
         "replaced": by_replacing(variable),
         "order": ordering.by_likeness(variable) if shape == "matrix" else None,
         **(
@@ -94,9 +95,7 @@ def _metric(ds: xr.Dataset, name: str, planes: Planes) -> dict[str, Any]:
             if shape == "text"
             else _numbers(ds, name, shape, planes)
         ),
-        "sequence": (
-            _array(ds[name + SEQUENCE], None, EXACT, planes) if name + SEQUENCE in ds else None
-        ),
+        "sequence": _sequence(ds, name, shape, planes),
         "within": _metric(ds, within, planes) | {"name": name} if within in ds else None,
         "runs": {
             run: _metric(ds, name + suffix, planes) | {"name": name}
@@ -104,6 +103,23 @@ def _metric(ds: xr.Dataset, name: str, planes: Planes) -> dict[str, Any]:
             if name + suffix in ds
         },
     }
+
+
+def _signed(variable: xr.DataArray) -> bool:
+    """Whether a metric may be negative, so that its strongest is the one largest in size."""
+    return str(variable.attrs.get("range", "")).strip("[").startswith(("-", "−"))
+
+
+def _sequence(ds: xr.Dataset, name: str, shape: str, planes: Planes) -> dict[str, Any] | None:
+    """One number a head or layer in every run; of pairs the mean over those of a head."""
+    if name + SEQUENCE not in ds or shape not in ("profile", "map", "matrix"):
+        return None
+    values = ds[name + SEQUENCE]
+    if shape == "matrix":
+        (unit,) = (u for u in UNITS if u in values.dims)
+        own = np.eye(values.sizes[unit], dtype=bool)
+        values = values.where(~xr.DataArray(own, dims=[unit, f"{unit}_b"])).mean(f"{unit}_b")
+    return _array(values, None, EXACT, planes)
 
 
 def _many(variable: xr.DataArray) -> bool:
@@ -121,7 +137,8 @@ def _numbers(ds: xr.Dataset, name: str, shape: str, planes: Planes) -> dict[str,
     bits = _BITS if _many(value) else dict.fromkeys(_BITS, EXACT)
     kept = None
     if shape == "cross" and value.size > _MOST_PAIRS:
-        kept = _strongest(Measured.of(ds, name).without_self().value)
+        pairs = Measured.of(ds, name).without_self().value
+        kept = _strongest(abs(pairs) if _signed(value) else pairs)
         kept = kept if is_directed(value) else _once(kept, value.shape)
     parts = {"value": value, "mean": _null(ds, name + "_null_mean")}
     parts |= {"sd": _null(ds, name + "_null_sd")}
@@ -158,7 +175,7 @@ def _pairs_once(array: xr.DataArray) -> np.ndarray | None:
     """Every pair of different places once, if the order of a pair does not matter; else None."""
     second = [str(d) for d in array.dims if str(d).endswith("_b")]
     first = [d.removesuffix("_b") for d in second]
-    if not second or list(array.dims)[-2 * len(second) :] != first + second:
+    if not {*first} & {*UNITS} or list(array.dims)[-2 * len(second) :] != first + second:
         return None
     n = int(np.prod([array.sizes[d] for d in first]))
     pairs = array.values.reshape(-1, n, n)

@@ -69,6 +69,27 @@ def test_of_very_many_pairs_only_the_strongest_travel(ds, monkeypatch):
         np.testing.assert_array_equal(kept.max(axes), best)
 
 
+def test_of_very_many_differences_those_largest_in_size_travel(ds, monkeypatch):
+    monkeypatch.setattr(payload, "_MOST_PAIRS", 10)
+    monkeypatch.setattr(payload, "_PARTNERS", 1)
+    fell = ds.cross.where(ds.cross.isnull(), 0.01)
+    at = tuple(np.argwhere(np.isfinite(ds.cross.values))[0])
+    fell.values[at] = -0.9
+    made = ds.assign(cross=fell.assign_attrs(ds.cross.attrs, range="[−∞, ∞]"))
+    data = payload.plain(made)
+    assert unpacked.array(data, metric(data, "cross"))[at] == np.float32(-0.9)
+
+
+def test_a_null_of_two_layers_is_there_for_pairs_of_one_layer_too():
+    ds = any_layer()
+    apart = abs(np.subtract.outer(np.arange(3), np.arange(3))) + 0.1
+    null = ("layer", "layer_b"), apart[: ds.sizes["layer"], : ds.sizes["layer"]]
+    data = payload.plain(ds.assign(alike_null_mean=null))
+    mean = metric(data, "alike")["mean"]
+    assert not mean.get("half")
+    assert unpacked.floats(data, mean["numbers"])[0] == np.float32(0.1)
+
+
 def test_of_very_many_pairs_without_order_each_travels_once(monkeypatch):
     monkeypatch.setattr(payload, "_MOST_PAIRS", 10)
     monkeypatch.setattr(payload, "_PARTNERS", 1)

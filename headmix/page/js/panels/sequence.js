@@ -8,8 +8,8 @@ if (DATA.labels.run) {
       const metric = DATA.metrics.find(({ name }) => name === state.followed);
       const runs = DATA.labels.run ?? [];
       const u = unit(metric);
-      const head = ({ layer, head }) => runs.map((_, run) => inRun(metric, { run, layer, ...(u && { [u]: unitOf(metric, layer, head) }) }));
-      const mean = (layer) => runs.map((_, run) => average(u ? places(metric, [u], { run, layer }).map((at) => inRun(metric, at)).filter((v) => !Number.isNaN(v)) : [inRun(metric, { run, layer })]));
+      const head = ({ layer, head }) => runs.map((_, run) => entry(metric, "sequence", { run, layer, ...(u && { [u]: unitOf(metric, layer, head) }) }));
+      const mean = (layer) => runs.map((_, run) => average(u ? places(metric, [u], { run, layer }).map((at) => entry(metric, "sequence", at)).filter((v) => !Number.isNaN(v)) : [entry(metric, "sequence", { run, layer })]));
       const lines = [
         ...shownLayers().map((layer) => ({ name: u ? `${DATA.layers[layer]}, mean over heads` : DATA.layers[layer], values: mean(layer), strong: layer === state.layer })),
         ...(u ? chosenHeads().map((chosen) => ({ name: placeName(chosen), values: head(chosen), chosen: true, second: chosen.second })) : []),
@@ -18,14 +18,6 @@ if (DATA.labels.run) {
     },
     caption: () => `${DATA.metrics.find(({ name }) => name === state.followed)?.title.replace(/, B − A$/, "")} in every run, one after the other.`,
   };
-}
-
-/* The value of a place in one run; of a head that takes part in pairs, the mean over them. */
-function inRun(metric, at) {
-  const u = unit(metric);
-  if (metric.shape !== "matrix") return entry(metric, "sequence", at);
-  const others = range(size(metric, u + "_b")).filter((i) => i !== at[u]).map((i) => entry(metric, "sequence", { ...at, [u + "_b"]: i }));
-  return average(others.filter((v) => !Number.isNaN(v)));
 }
 
 /* The null that the chosen head or layer had in the first run. */
