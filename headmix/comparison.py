@@ -12,7 +12,7 @@ from headmix.collector import BESIDE
 from headmix.matching import MATCHES, Order, by_index, matched, what_changed
 from headmix.measurement import measure
 from headmix.model import AttentionModel
-from headmix.sequence import in_sequence
+from headmix.sequence import SEQUENCE, in_sequence
 from headmix.shapes import RUNS, aligned, metric_names
 from headmix.sources import load
 
@@ -77,7 +77,7 @@ def compare(
     runs[1:] = map(_reordered, runs[1:], orders)
     ds = _differences(runs[0], runs[-1])
     if more:
-        ds = ds.assign(in_sequence(runs, metric_names(ds)))
+        ds = _with_sequence(ds, runs)
     ds["match"] = (("layer", "head"), orders[-1])
     changes = what_changed((first, rest[-1]), ds) if first and rest[-1] else {}
     for name, (title, formula, values) in changes.items():
@@ -86,6 +86,17 @@ def compare(
         ds[name] = (("layer", "head"), values, blank | {"range": "[0, ∞]"} | attrs)
     # first: what a page shows first
     return ds[[*changes, *(name for name in ds.data_vars if name not in changes)]]
+
+
+def _with_sequence(ds: xr.Dataset, runs: list[xr.Dataset]) -> xr.Dataset:
+    """All runs beside the difference of the first and the last."""
+    a = runs[0]
+    alike = {n: all(n in b and _comparable(a[n], b[n]) for b in runs) for n in metric_names(ds)}
+    skipped = json.loads(ds.attrs["skipped"])
+    reason = "not every run of the sequence has it on the same axes"
+    skipped |= {name + SEQUENCE: {"": reason} for name, same in alike.items() if not same}
+    ds = ds.assign(in_sequence(runs, [name for name, same in alike.items() if same]))
+    return ds.assign_attrs(skipped=json.dumps(skipped))
 
 
 def _loaded(model: Any) -> AttentionModel:

@@ -11,20 +11,19 @@ SEQUENCE = "_sequence"
 
 
 def in_sequence(runs: Sequence[xr.Dataset], names: Sequence[str]) -> xr.Dataset:
-    """``<metric>_sequence`` [run, …] of those metrics that every run has in the same shape.
+    """``<metric>_sequence`` [run, …] of metrics that every run has on the same axes.
 
     Pairs across layers are left out: they are too many. The axis ``run`` is labelled by what tells
     the runs' models apart.
     """
-    held = {
-        name: xr.concat([run[name].drop_attrs() for run in runs], "run", join="override")
-        for name in names
-        if "layer_b" not in runs[0][name].dims
-        and all(name in run and run[name].shape == runs[0][name].shape for run in runs)
-    }
-    labels = told_apart([str(run.attrs.get("model", "")) for run in runs])
-    made = xr.Dataset({name + SEQUENCE: values for name, values in held.items()})
-    return made.assign_coords(run=labels)
+    kept = [name for name in names if "layer_b" not in runs[0][name].dims]
+    made = xr.Dataset(
+        {
+            name + SEQUENCE: xr.concat([r[name].drop_attrs() for r in runs], "run", join="override")
+            for name in kept
+        }
+    )
+    return made.assign_coords(run=told_apart([str(run.attrs.get("model", "")) for run in runs]))
 
 
 def told_apart(names: Sequence[str]) -> list[str]:

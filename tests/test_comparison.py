@@ -176,7 +176,7 @@ def test_the_command_writes_page_or_numbers(demo_run: Path, tmp_path: Path) -> N
     metrics = ("--metrics", "mean_overlap,ov_stable_rank")
     told = headmix("compare", demo_run, "demo", *metrics, "--out", page).stdout
     assert told.splitlines()[-1] == f"Report: {page}"
-    assert "furthest by +0 (+0 null sd)" in told
+    assert "moved furthest from 0.144 to 0.144, by +0 (+0 null sd)" in told
     said = headmix("compare", "demo", "demo", *metrics, "--out", numbers, "--json").stdout
     assert json.loads(said)["metrics"] == list(metric_names(hm.open_results(numbers)))
     assert float(hm.open_results(numbers).ov_change.max()) < 1e-6
@@ -209,6 +209,17 @@ def test_a_sequence_holds_every_run_and_the_difference_of_first_and_last() -> No
     assert np.allclose(ds.ov_stable_rank, runs[2].ov_stable_rank - runs[0].ov_stable_rank)
     assert "composition_v_sequence" not in ds  # pairs across layers are too many
     assert set(metric_names(ds)) == set(metric_names(runs[0]))
+
+
+def test_a_run_with_other_labels_has_no_place_in_a_sequence() -> None:
+    a = hm.measure(small_model())
+    share = ("layer", "label"), np.ones((3, 1)), {"title": "Share"}
+    runs = [a.assign(share=share).assign_coords(label=[name]) for name in ("upos", "depth")]
+    ds = hm.compare(runs[0], runs[1], runs[0])
+    assert "share" in ds
+    assert "share_sequence" not in ds
+    assert "not every run" in json.loads(ds.attrs["skipped"])["share_sequence"][""]
+    assert "share_sequence" in hm.compare(runs[0], runs[0], runs[0])
 
 
 def test_every_run_of_a_sequence_is_matched_to_the_first() -> None:
