@@ -58,7 +58,9 @@ class Runs:
         if model.module is None:
             raise NotApplicable(f"{model.name} was read for its weights alone and cannot be run")
         self.heads, self.options, self.batches = heads, options, batches
-        pairs = {model.layer_name(layer): chosen for layer, chosen in options.pairs.items()}
+        pairs: dict[str, list[tuple[int, int]]] = {}
+        for layer, chosen in options.pairs.items():  # one layer may be named in two ways
+            pairs.setdefault(model.layer_name(layer), []).extend(chosen)
         if left_out := [name for name in pairs if name not in heads]:
             raise ValueError(
                 f"pairs of {', '.join(left_out)}, which is not among the layers measured: "

@@ -232,16 +232,17 @@ def _interventions(how: dict[str, Any], causal: bool) -> Any:
 def _pairs(text: str | None) -> dict[str, list[tuple[int, int]]] | None:
     """Pairs of heads by layer.
 
-    >>> _pairs("L3H0-H5,L3H1-H2,encoder.L0H7-H1")
+    >>> _pairs("L3H0-H5,L3H1-L3H2,encoder.L0H7-H1")
     {'L3': [(0, 5), (1, 2)], 'encoder.L0': [(7, 1)]}
     """
     if text is None:
         return None
     pairs: dict[str, list[tuple[int, int]]] = {}
     for item in _items(text):
-        if not (found := re.fullmatch(r"(\S+?) ?H(\d+)-H(\d+)", item)):
+        found = re.fullmatch(r"(\S+?) ?H(\d+)-(?:(\S+?) ?)?H(\d+)", item, re.IGNORECASE)
+        if not found or found[3] not in (None, found[1]):
             raise ValueError(f"--causal-pairs {item}: expected two heads of a layer, as in L3H0-H5")
-        pairs.setdefault(found[1], []).append((int(found[2]), int(found[3])))
+        pairs.setdefault(found[1], []).append((int(found[2]), int(found[4])))
     return pairs
 
 

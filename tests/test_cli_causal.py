@@ -70,7 +70,7 @@ def test_it_is_asked_for_with_a_text() -> None:
 
 def test_pairs_are_named_with_their_layer(text: Path) -> None:
     measure = ("measure", "demo", "--text", text, *READ, "--json", "--causal-pairs")
-    assert "L5H0-L5H1: expected two heads of a layer, as in L3H0-H5" in fails(*measure, "L5H0-L5H1")
+    assert "L5H0-L4H1: expected two heads of a layer, as in L3H0-H5" in fails(*measure, "L5H0-L4H1")
     assert "44" in fails(*measure, "L5H0-H44")
 
 
