@@ -132,8 +132,8 @@ def plan(
         raise ValueError(
             f"the sums and what metrics derive from them may take {planned.most_bytes / 2**30:.1f} "
             f"GiB, and {free / 2**30:.1f} GiB of memory are free: say how much the sums may take "
-            "(memory), choose fewer layers"
-            + (" or leave out metrics across layers" if together else "")
+            "(memory), or choose fewer layers"
+            + (", or leave out metrics across layers" if together else "")
         )
     return planned
 
