@@ -131,6 +131,9 @@ HOSTILE = [
     "-0",
 ]
 
+#: A name of an axis: it stands in the titles of figures' axes.
+AXIS = "<a href='https://evil.test'>x</a><b>%{x}</b>"
+
 assert len(HOSTILE) == len({*HOSTILE}) >= 100
 
 
@@ -155,6 +158,9 @@ def ds() -> xr.Dataset:
     add("across", ("layer", "head", "layer_b", "head_b"))
     add("curve", ("layer", "head", "singular"))
     add("told", ("layer", "label"))
+    ds = ds.assign_coords({AXIS: range(3)})
+    add("odd", ("layer", "label", AXIS))
+    add("odd_curve", ("layer", "head", AXIS))
     words = np.resize(names, (n, 2, n))
     ds["words"] = (("layer", "head", "rank"), words, describe("Words"))
     ds["kv_of_head"] = (("layer", "head"), np.tile([0, 0], (n, 1)))
@@ -216,6 +222,28 @@ def test_every_text_shows_as_it_is_and_does_nothing(visit, page_file, ds):
     intact(page)
 
 
+def test_names_of_axes_and_curves_are_text_too(visit, page_file):
+    layer = HOSTILE.index("%{x:.2f}<extra></extra>")
+    page = visit(page_file)
+    page.evaluate(f"choose({{ labelled: 'odd', spectrum: 'odd_curve', layer: {layer} }})")
+    for panel, title in (("labels", AXIS), ("spectra", f"{AXIS} index")):
+        page.locator(f"#{panel}").scroll_into_view_if_needed()
+        page.wait_for_selector(f"#{panel}-plot[data-ready]")
+        assert page.locator(f"#{panel}-plot .xtitle").text_content() == title
+    intact(page)
+    box = page.locator("#spectra-plot .nsewdrag").first.bounding_box()
+    for step in range(1, 20):
+        place = box["y"] + box["height"] * step / 20
+        page.mouse.move(box["x"] + box["width"] / 2, place)
+        page.wait_for_timeout(20)
+        if page.locator("#spectra-plot .hovertext").count():
+            break
+    shown = page.locator("#spectra-plot .hovertext").first.text_content()
+    assert shown.startswith(f"{HOSTILE[layer]} H")
+    assert f" · {AXIS} 2" in shown
+    intact(page)
+
+
 def test_what_the_server_side_writes_is_text_too(visit, page_file):
     page = visit(page_file)
     read = "(s) => [...document.querySelectorAll(s)].map((e) => e.textContent)"
@@ -225,7 +253,7 @@ def test_what_the_server_side_writes_is_text_too(visit, page_file):
         told = [text.translate(clean) for text in page.evaluate(read, places)]
         for text in HOSTILE:
             assert any(text.translate(clean).strip() in entry for entry in told), (places, text)
-    assert page.locator("#glossary details").count() == len(HOSTILE) + 5
+    assert page.locator("#glossary details").count() == len(HOSTILE) + 7
     intact(page)
 
 

@@ -43,13 +43,13 @@ function plain(text) {
 }
 
 function quantity(metric) {
-  return plain(metric.unit ? `${metric.title} [${metric.unit}]` : metric.title);
+  return metric.unit ? `${metric.title} [${metric.unit}]` : metric.title;
 }
 
 function axis(title, labels, more = {}) {
   const ticks = labels ? { tickmode: "array", ...everySo(labels, Math.ceil(labels.length / 24)) } : {};
   return {
-    title: { text: title, standoff: 8, font: { size: 12 } }, gridcolor: colour("line"), linecolor: colour("line"), tickcolor: colour("line"),
+    title: { text: plain(title), standoff: 8, font: { size: 12 } }, gridcolor: colour("line"), linecolor: colour("line"), tickcolor: colour("line"),
     ticks: "outside", ticklen: 4, zeroline: false, automargin: true, fixedrange: true, ...ticks, ...more,
   };
 }
@@ -87,7 +87,7 @@ function hover(where, metric, found) {
 }
 
 function hoverLines(metric, found) {
-  const lines = [`${quantity(metric)}  ${number(found.value)}`];
+  const lines = [`${plain(quantity(metric))}  ${number(found.value)}`];
   if (!Number.isNaN(found.mean)) lines.push(`null  ${nullText(found)}`);
   if (intervalText(found)) lines.push(`95 %  ${intervalText(found)}`);
   if (!Number.isNaN(found.z)) lines.push(`z<sub>null</sub>  ${number(found.z, 3)}`);
@@ -224,7 +224,7 @@ function curvesFigure({ metric, curves, along, nulls, log }) {
     traces.push({
       type: "scatter", mode: "lines", name: plain(curve.name), showlegend: curve.strong, x, y: curve.values,
       line: { color: curve.strong && several ? colour("warm") : colour("accent"), width: curve.strong ? 2.5 : 1, dash: curve.second ? "dot" : "solid" }, opacity: curve.strong ? 1 : 0.45,
-      hovertemplate: `${plain(curve.name)} · ${plain(along)} %{x}<br>%{y:.4g}<extra></extra>`,
+      text: x.map((k) => `${plain(curve.name)} · ${plain(along)} ${k}`), hovertemplate: "%{text}<br>%{y:.4g}<extra></extra>",
     });
   }
   return {
@@ -232,7 +232,7 @@ function curvesFigure({ metric, curves, along, nulls, log }) {
     traces,
     layout: layout(340, {
       showlegend: true, margin: { l: 56, r: 12, t: 30, b: 44 },
-      xaxis: axis(`${plain(along)} index`), yaxis: axis(quantity(metric), null, log ? { type: "log", dtick: 1 } : { rangemode: "tozero" }),
+      xaxis: axis(`${along} index`), yaxis: axis(quantity(metric), null, log ? { type: "log", dtick: 1 } : { rangemode: "tozero" }),
     }),
     table: () => table([along, ...curves.map((c) => c.name), "null"], x.map((k, i) => [String(k), ...curves.map((c) => c.values[i]), nullText(nulls[i])])),
     rows: () => longForm(metric, curves.flatMap((c) => c.points)),

@@ -105,7 +105,7 @@ function shortest(number, metrics) {
 async function pictureOf({ id, caption, metrics }, kind) {
   const Plotly = await library();
   const { traces, layout, paper, ink } = inLight(() => ({ ...fit(PANELS[id].draw(), 900), paper: colour("panel"), ink: colour("ink") }));
-  const about = [DATA.model.slice(0, 100), ...metrics.map((metric) => (metric.unit ? `${metric.title} [${metric.unit}]` : metric.title)), `headmix ${DATA.headmix}`];
+  const about = [DATA.model.slice(0, 100), ...metrics.map(quantity), `headmix ${DATA.headmix}`];
   const title = lines(caption, 96).map(plain);
   const small = lines(about.join(" · "), 120).map(plain);
   const above = 20 * title.length + 16 * small.length + 22;

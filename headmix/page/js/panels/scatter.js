@@ -98,7 +98,7 @@ function scatterFigure(x, y, points, own) {
   const ringed = chosenHeads().map((one) => ({ ...points.find((p) => p.layer === one.layer && p.head === one.head), second: one.second })).filter((p) => p.x);
   const rest = points.filter((p) => p.layer !== state.layer);
   const around = own.length ? own : points;
-  const quantityOf = (metric) => plain(metric.unit ? `${scatterTitle(metric)} [${metric.unit}]` : scatterTitle(metric));
+  const quantityOf = (metric) => quantity({ ...metric, title: scatterTitle(metric) });
   return {
     metrics: [x, y],
     traces: [

@@ -33,14 +33,14 @@ function sequenceFigure(metric, runs, lines, mean) {
   const traces = lines.map((line) => ({
     type: "scatter", mode: "lines+markers", name: plain(line.name), showlegend: Boolean(line.strong || line.chosen), x, y: line.values,
     line: { color: colours(line), width: line.strong || line.chosen ? 2.5 : 1, dash: line.second ? "dot" : "solid" }, marker: { size: line.strong || line.chosen ? 6 : 3 },
-    opacity: line.strong || line.chosen ? 1 : 0.45, text: runs.map(plain), hovertemplate: `${plain(line.name)} · %{text}<br>%{y:.4g}<extra></extra>`,
+    opacity: line.strong || line.chosen ? 1 : 0.45, text: runs.map((run) => `${plain(line.name)} · ${plain(run)}`), hovertemplate: "%{text}<br>%{y:.4g}<extra></extra>",
   }));
   return {
     metrics: [metric],
     traces: [...nullBand(x, x.map(() => ({ mean, sd: NaN }))), ...traces],
     layout: layout(340, {
       showlegend: true, margin: { l: 56, r: 12, t: 30, b: 44 },
-      xaxis: axis("run", runs, { range: [-0.3, runs.length - 0.7], showgrid: false }), yaxis: axis(plain(metric.title.replace(/, B − A$/, ""))),
+      xaxis: axis("run", runs, { range: [-0.3, runs.length - 0.7], showgrid: false }), yaxis: axis(metric.title.replace(/, B − A$/, "")),
     }),
     table: () => table(["run", ...lines.map((line) => line.name)], x.map((run) => [runs[run], ...lines.map((line) => line.values[run])])),
     rows: () => ({ columns: ["run", "line", metric.name], rows: lines.flatMap((line) => x.map((run) => [runs[run], line.name, line.values[run]])) }),
