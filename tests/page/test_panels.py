@@ -290,6 +290,22 @@ def test_the_scatter_counts_only_heads_that_have_both(visit, ds, tmp_path):
     assert f"{rho:.2f} over n = 8 heads, of 12, that have both".replace("-", "−") in caption
 
 
+def test_a_cell_without_a_null_of_its_own_is_blank(visit, ds, tmp_path):
+    null = ds.per_head * 0 + np.linspace(0.2, 0.6, 12).reshape(3, 4)
+    null[1, 2] = np.nan
+    ds = ds.assign(per_head_null_mean=null, per_head_null_sd=null * 0 + 0.1)
+    page = visit(report(ds, tmp_path / "page.html"), "#map=per_head")
+    scroll_to(page, "overview")
+    expected = np.array(ds.per_head - null)
+    expected[~np.isfinite(expected)] = np.nan
+    assert np.allclose(np.array(cells(page, "overview"), float), expected, equal_nan=True)
+    assert np.isnan(expected).sum() == 1
+    assert "without a null are blank" in page.locator("#overview-caption").inner_text()
+    value = f"{float(ds.per_head[1, 2]):.4g}"
+    page.locator("#overview .twin summary").click()
+    assert value in page.locator("#overview-table").inner_text()
+
+
 def edges(page) -> int:
     middles = "(t) => t.customdata?.[0]?.pair"
     found = f"document.getElementById('graph-plot').data.filter({middles})"

@@ -96,17 +96,17 @@ function hoverLines(metric, found) {
 
 /* Colours for numbers, centred on the null: equal distances are equally strong on both sides, and
    only the part of the scale in use is shown. Where the null differs from cell to cell, the cell's
-   own null is taken off first. Few outliers do not flatten the rest: the scale then ends before
-   them, and says so. */
+   own null is taken off first, and a cell without one stays blank. Few outliers do not flatten the
+   rest: the scale then ends before them, and says so. */
 function colouring(cells, show) {
   const finite = cells.filter((c) => Number.isFinite(c[show]));
   const bar = { thickness: 10, outlinewidth: 0, ticks: "outside", ticklen: 4, tickcolor: colour("line"), tickfont: { size: 11 }, xpad: 6 };
-  const nulls = show === "z" ? [0] : finite.map((c) => c.mean).filter((m) => !Number.isNaN(m));
+  const nulls = show === "z" ? [0] : finite.map((c) => c.mean).filter(Number.isFinite);
   if (!finite.length || !nulls.length) return { numberOf: (c) => c[show], colorscale: scaleOf("sequential"), colorbar: bar, says: NO_NULL };
   const varies = Math.max(...nulls) - Math.min(...nulls) > 1e-3 * Math.max(...nulls.map(Math.abs));
   const numberOf = (c) => c[show] - (varies ? c.mean : 0);
   const middle = varies ? 0 : nulls[0];
-  const values = finite.map(numberOf);
+  const values = finite.map(numberOf).filter(Number.isFinite);
   const distances = values.map((v) => Math.abs(v - middle)).sort((a, b) => a - b);
   const most = distances.at(-1);
   const usual = distances[Math.floor(0.97 * (distances.length - 1))];
@@ -120,12 +120,13 @@ function colouring(cells, show) {
     ...ends.map(([end, sign]) => (most > span && Math.abs(end - middle) >= span ? sign : "") + (varies && show !== "z" && end > 0 ? "+" : "") + number(end, 3)),
   ];
   const part = (v) => 0.5 + (v - middle) / (2 * span);
-  return { numberOf, colorscale: scaleOf("diverging", part(low), part(high)), zmin: low, zmax: high, colorbar: bar, says: varies && show !== "z" ? OWN_NULL : "" };
+  return { numberOf, colorscale: scaleOf("diverging", part(low), part(high)), zmin: low, zmax: high, colorbar: bar, says: varies ? OWN_NULL + (values.length < finite.length ? SOME_BLANK : "") : "" };
 }
 
 /* What the colours are, where they are not what the page says of them as a rule. */
 const NO_NULL = " There is no null to compare with: the stronger the colour, the larger.";
 const OWN_NULL = " The null differs from cell to cell: the colours show value − null.";
+const SOME_BLANK = " Cells without a null are blank; their values are in the table.";
 
 /* Rows × columns of cells { value, mean, sd, z, where }. `ringed` are { row, column, second }: the
    chosen head, and dotted the second of a chosen pair. */
@@ -133,8 +134,9 @@ function grid({ metric, cells, show = "value", rows, columns, rowTitle, columnTi
   const colours = colouring(cells.flat(), show);
   const height = Math.min(30, Math.max(14, 520 / rows.length)) * rows.length + 70;
   const { numberOf, says, ...look } = colours;
+  const drawn = (x) => (Number.isFinite(x) ? x : null);
   const trace = {
-    type: "heatmap", z: cells.map((row) => row.map((c) => (Number.isFinite(c[show]) ? numberOf(c) : null))),
+    type: "heatmap", z: cells.map((row) => row.map((c) => drawn(numberOf(c)))),
     text: cells.map((row) => row.map((c) => hover(c.where, metric, c))), hovertemplate: "%{text}<extra></extra>",
     hoverongaps: false, xgap: 1.5, ygap: 1.5, ...look,
   };
