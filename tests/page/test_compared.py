@@ -51,6 +51,14 @@ def test_a_single_run_offers_no_other(visit, tmp_path):
     assert page.locator("#sides").count() == 0
 
 
+def test_a_comparison_without_a_number_a_head_opens(visit, tmp_path):
+    run = hm.measure(small_model(), metrics=["joint_span"])
+    page = visit(hm.report(hm.compare(run, run.copy()), tmp_path / "page.html"))
+    scroll_to(page, "depth")
+    assert page.locator("#overview").is_hidden()
+    assert page.locator("#sides").is_hidden()
+
+
 def test_sentences_give_both_values_and_what_moved_no_further(ds, tmp_path):
     told = [text for text, _, _ in changes.find(ds)]
     by_name = {row.name: row for row in rows(ds)}

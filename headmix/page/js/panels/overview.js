@@ -27,7 +27,7 @@ if (DATA.compared) {
     PANELS[`side-${run}`] = {
       depends: ["map", "over", "scale", "layers", "layer", "head", "other"],
       offers: () => ({}),
-      possible: () => "A" in DATA.metrics.find(({ name }) => name === state.map).runs,
+      possible: () => "A" in (DATA.metrics.find(({ name }) => name === state.map)?.runs ?? {}),
       draw: () => headMap(metric()),
       caption: () => (run === "difference" ? "" : `${run}. `) + headMapCaption(metric()),
       click: PANELS.overview.click,
