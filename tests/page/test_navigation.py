@@ -129,6 +129,19 @@ def test_a_link_to_a_section_loses_no_choice(visit, page_file):
     settled(page, "location.hash.includes('head=2')")
     assert chosen(page) == "L0H2"
     assert page.locator("#across").evaluate("(e) => e.getBoundingClientRect().top") < 200
+    for link in page.locator(".bar a").all():
+        link.evaluate("(a) => a.click()")
+        settled(page, "location.hash.includes('=')")
+        assert "head=2" in fragment(page), link.get_attribute("href")
+    assert chosen(page) == "L0H2"
+
+
+def test_a_name_that_every_object_has_is_no_choice(visit, page_file):
+    page = visit(page_file)
+    select(page, "head", "2", "#card")
+    page.evaluate("location.hash = '#constructor=1'")
+    settled(page, "!location.hash.includes('constructor')")
+    assert chosen(page) == "L0H2"
 
 
 @pytest.mark.parametrize(

@@ -79,10 +79,11 @@ function address() {
 const NAMES = ["layer", "head", "with", "metric", "layers"];
 
 /* Take the state from the address, as far as what it says makes sense here. Returns false where it
-   names no choice, as the address of a section does. */
+   names no choice, as the address of a section does: a choice has "=". */
 function readAddress() {
+  if (location.hash.length > 1 && !location.hash.includes("=")) return false;
   const said = new URLSearchParams(location.hash.slice(1));
-  const asked = [...said.keys()].some((name) => NAMES.includes(name) || name in opening);
+  const asked = [...said.keys()].some((name) => NAMES.includes(name) || Object.hasOwn(opening, name));
   if (!asked && location.hash.length > 1) return false;
   const layer = DATA.layers.indexOf(said.get("layer"));
   const head = DATA.labels.head?.indexOf(said.get("head")) ?? -1;
