@@ -88,6 +88,7 @@ def _metric(ds: xr.Dataset, name: str, planes: Planes) -> dict[str, Any]:
         "directed": shape == "cross" and is_directed(variable),
         "group": group_of(variable),
         "signed": _signed(variable),
+        "apart": shape == "matrix" and not _signed(variable) and ordering.diverges(variable),
         "replaced": by_replacing(variable),
         "order": ordering.by_likeness(variable) if shape == "matrix" else None,
         **(

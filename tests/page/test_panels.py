@@ -161,6 +161,26 @@ def test_the_table_of_pairs_is_saved_whole(visit, page_file, ds):
         assert float(row["pair_on_text_z"]) == pytest.approx(z, rel=1e-4, abs=1e-3)
 
 
+def test_both_orders_of_a_pair_are_saved_where_they_differ(visit, ds, tmp_path):
+    one_way = ds.pair_on_text.copy()
+    one_way.values = np.random.default_rng(5).random(one_way.shape)
+    one_way[1, 0, 3] = one_way[1, 3, 0]
+    ends = {f"pair_on_text_{end}": one_way + by for end, by in (("low", -0.02), ("high", 0.03))}
+    made = report(ds.assign(pair_on_text=one_way, **ends), tmp_path / "page.html")
+    page = visit(made, "#layer=L1&matrix=pair_on_text")
+    scroll_to(page, "pairs")
+    told = json.loads(saved(page, "joined", "json")[1])
+    rows = [dict(zip(told["columns"], row, strict=True)) for row in told["rows"]]
+    assert len(rows) == 6
+    assert "projection_kernel_back" not in told["columns"]  # the same either way
+    for row in rows:
+        i, j = row["head"], row["head_b"]
+        for column, value in (("", one_way[1, i, j]), ("_back", one_way[1, j, i])):
+            assert row[f"pair_on_text{column}"] == pytest.approx(float(value), rel=1e-6)
+            assert row[f"pair_on_text{column}_low"] == pytest.approx(float(value) - 0.02, rel=1e-5)
+            assert row[f"pair_on_text{column}_null_mean"] == 0.5
+
+
 def test_scatter_and_graph_are_saved_as_shown(visit, page_file, ds):
     page = visit(page_file, "#layer=L1&x=head_on_text&y=seen&label=1&beyond=20")
     scroll_to(page, "graph")
@@ -236,15 +256,27 @@ def test_order_by_likeness_is_that_of_scipy(pairs, kind):
     np.fill_diagonal(pairs, own)
     apart = {"likeness": 2 - pairs, "signed": 2 - np.abs(pairs), "divergence": pairs}[kind]
     np.fill_diagonal(apart, 0)
-    found = ordering.distances(pairs)
+    found = ordering.distances(pairs, ordering.diverges(as_metric(pairs)))
     off = ~np.eye(7, dtype=bool)
     assert np.allclose(found[off] - found[off].min(), apart[off] - apart[off].min())
     assert ordering.by_likeness(as_metric(pairs)) == [by_scipy(found)]
 
 
+def test_what_replacing_two_heads_does_is_no_divergence(pairs):
+    np.fill_diagonal(pairs, 0)
+    replaced = as_metric(pairs).assign_attrs(needs="effects")
+    assert ordering.diverges(as_metric(pairs))
+    assert not ordering.diverges(replaced)
+    order = by_scipy(np.where(np.eye(7, dtype=bool), 0, pairs.max() - pairs))
+    assert ordering.by_likeness(replaced) == [order]
+    pairs[3] = pairs[:, 3] = np.nan  # a head without numbers
+    assert ordering.diverges(as_metric(pairs))
+    assert not ordering.diverges(as_metric(np.full((7, 7), np.nan)))
+
+
 def test_order_copes_with_direction_and_with_what_was_not_measured(pairs):
     one_way = np.triu(pairs, 1) * 2
-    assert np.allclose(ordering.distances(one_way), ordering.distances(one_way.T))
+    assert np.allclose(ordering.distances(one_way, False), ordering.distances(one_way.T, False))
     pairs[3] = pairs[:, 3] = np.nan
     pairs[0, 1] = pairs[1, 0] = np.nan
     (found,) = ordering.by_likeness(as_metric(pairs))
