@@ -45,10 +45,13 @@ function joinedColumns() {
   const fit = (shape) => metricsOf(shape).filter((metric) => unit(metric) === u);
   const back = ({ layer, i, j }) => ({ layer, [u]: j, [u + "_b"]: i });
   const there = ({ layer, i, j }) => ({ layer, [u]: i, [u + "_b"]: j });
-  const ofPair = (metric) => ({ key: metric.name, metric, ends: (row) => {
-    const [a, b] = [there, back].map((at) => look(metric, { ...at(row), layer_b: row.layer }));
-    return Number.isNaN(b.value) || Math.abs(a.value - b.value) <= 1e-4 * Math.abs(a.value) ? [a] : [a, b];
-  } });
+  const ofPair = (metric) => {
+    const both = (row) => [there, back].map((at) => look(metric, { ...at(row), layer_b: row.layer }));
+    return { key: metric.name, metric, both, ends: (row) => {
+      const [a, b] = both(row);
+      return Number.isNaN(b.value) || Math.abs(a.value - b.value) <= 1e-4 * Math.abs(a.value) ? [a] : [a, b];
+    } };
+  };
   const ofEach = (metric) => ({ key: metric.name, metric, each: true, ends: ({ layer, i, j }) => [i, j].map((place) => look(metric, { layer, [u]: place })) });
   const pairsOf = [...fit("matrix"), ...fit("cross").filter((metric) => !metric.directed)].filter((metric) => metric.name !== lead.name);
   const measured = (metric) => (metric.replaced ? 2 : metric.group === "text" ? 1 : 0);
@@ -164,14 +167,25 @@ function keepingFocus(place, change) {
 function joinedList() {
   const { columns, rows, sorted } = joinedRows();
   const u = unit(columns[0].metric);
+  const told = columns.map((column) => savedColumn(column, rows));
   const plainNumber = (x) => (Number.isFinite(x) ? x : null);
-  const parts = [["", "value"], ["_null_mean", "mean"], ["_null_sd", "sd"], ["_low", "low"], ["_high", "high"], ["_z", "z"]];
-  const heads = columns.flatMap(({ metric, each }) => (each ? [metric.variable, `${metric.variable}_b`] : parts.map(([suffix]) => metric.variable + suffix)));
-  const cells = ({ ends, each }, row) => (each ? ends(row).map((p) => plainNumber(p.value)) : parts.map(([, part]) => plainNumber(ends(row)[0][part])));
   const selection = Object.fromEntries(["position", "run", "span", "partner", "least", "sort", "sorting"].map((name) => [name, state[name]]));
   return {
     id: "pairs", caption: joinedCaption(columns[0].metric, sorted), metrics: columns.map(({ metric }) => metric), of: state.span === "shown" ? "layers" : DATA.layers[state.layer], selection,
-    columns: ["layer", u, `${u}_b`, ...heads],
-    rows: rows.map((row) => [DATA.layers[row.layer], ...[row.i, row.j].map((place) => Number(DATA.labels[u][place])), ...columns.flatMap((column) => cells(column, row))]),
+    columns: ["layer", u, `${u}_b`, ...told.flatMap(({ heads }) => heads)],
+    rows: rows.map((row) => [DATA.layers[row.layer], ...[row.i, row.j].map((place) => Number(DATA.labels[u][place])), ...told.flatMap(({ cells }) => cells(row).map(plainNumber))]),
+  };
+}
+
+const PARTS_SAVED = [["", "value"], ["_null_mean", "mean"], ["_null_sd", "sd"], ["_low", "low"], ["_high", "high"], ["_z", "z"]];
+
+/* What a column saves: the numbers of both heads; or those of the pair and, where it matters in some
+   row which head comes first, those of the other order, called back. */
+function savedColumn({ metric: { variable }, each, ends, both }, rows) {
+  if (each) return { heads: [variable, `${variable}_b`], cells: (row) => ends(row).map(({ value }) => value) };
+  const ways = rows.some((row) => ends(row).length > 1) ? ["", "_back"] : [""];
+  return {
+    heads: ways.flatMap((way) => PARTS_SAVED.map(([suffix]) => variable + way + suffix)),
+    cells: (row) => both(row).slice(0, ways.length).flatMap((p) => PARTS_SAVED.map(([, part]) => p[part])),
   };
 }
