@@ -1,8 +1,11 @@
 """The page of a comparison: both runs and their difference, one of them in every panel."""
 
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from scipy.stats import norm
 from small import WeightsOnly, small_model
 from test_browser import cells, scroll_to, select, settled
 
@@ -42,6 +45,38 @@ def test_runs_stand_side_by_side_and_one_is_chosen_for_all_panels(visit, tmp_pat
         settled(page, f"Math.abs({shown} - {expected[run][1][2]}) < 1e-5")
         told = f"run={run}" in page.evaluate("location.hash")
         assert told == (run != "difference")  # as the page opens
+
+
+def test_decreases_are_among_the_strongest_changes(visit, tmp_path, ds):
+    """The largest change is a decrease in every panel that looks for one."""
+    cross = next(n for n in ds if n + "_run_a" in ds and "layer_b" in ds[n].dims)
+    drop = {"layer": "L0", "head": 2, "layer_b": "L2", "head_b": 3}
+    value = ds[cross].copy()
+    value.loc[drop] = -9
+    page = visit(hm.report(ds.assign({cross: value}), tmp_path / "page.html"),
+                 f"#head=2&map={cross}&over=max&x={cross}&y={cross}&reduce=max")  # fmt: skip
+    pairs = value.values
+    known = np.isfinite(pairs)
+    scroll_to(page, "across")
+    assert cells(page, "across")[0][2] == pytest.approx(-9)
+    told = page.locator("#across-strongest tbody tr").first.inner_text()
+    assert "L0H2" in told
+    assert "−9" in told
+    assert told.index("L0H2") < told.index("L2H3")
+    scroll_to(page, "overview")
+    assert cells(page, "overview")[0][2] == cells(page, "overview")[2][3] == pytest.approx(-9)
+    assert "lies further from it" in page.locator("#overview-gauge").inner_text()
+    scroll_to(page, "graph")
+    sd = ds[cross + "_null_sd"].values
+    mean = ds[cross + "_null_mean"].values
+    z = np.abs((pairs - mean) / sd)[known]
+    select(page, "beyond", "2", "#graph")
+    settled(page, "document.getElementById('graph-caption').textContent.includes('at least 2 ')")
+    caption = page.locator("#graph-caption").inner_text()
+    assert f"{(z >= 2).sum()} of {known.sum()} pairs" in caption
+    assert "away from the null" in caption
+    told = re.search(r"about ([\d.]+) of", caption)
+    assert float(told[1]) == pytest.approx(known.sum() * 2 * norm.sf(2), rel=0.05)
 
 
 def test_a_single_run_offers_no_other(visit, tmp_path):

@@ -452,3 +452,27 @@ def test_the_chosen_label_is_told_in_a_line_a_layer(visit, page_file, ds):
     row = told.locator("tbody tr").nth(1).inner_text()
     assert f"L1H{most.argmax()} {most.max():.3g}" in row
     assert f"{float(ds.told.sel(label='place', layer='L1')):.3g}" in row
+
+
+def test_the_closest_by_a_divergence_are_those_least_apart(visit, ds, tmp_path):
+    random = np.random.default_rng(5).random((3, 4, 4))
+    apart = (random + random.mT) / 4 + 0.1
+    apart[:, *np.diag_indices(4)] = 0
+    made = ds.assign(pair_on_text=ds.pair_on_text.copy(data=apart))
+    chosen = "#layer=L1&head=2&map=pair_on_text&over=max&x=pair_on_text&y=seen&reduce=max"
+    page = visit(report(made, tmp_path / "page.html"), chosen)
+    of_others = np.where(np.eye(4, dtype=bool), np.inf, apart)
+    nearest = page.locator("#card section", has_text="Nearest by title of pair_on_text")
+    order = np.argsort(of_others[1, 2])[:3]
+    assert [t.inner_text() for t in nearest.locator("tbody th .place").all()] == [
+        f"L1H{head}" for head in order
+    ]
+    scroll_to(page, "overview")
+    assert np.allclose(cells(page, "overview"), of_others.min(-1), rtol=1e-5)
+    assert "its closest pair" in page.locator("#overview-caption").inner_text()
+    assert "closest of several lies below it" in page.locator("#overview-gauge").inner_text()
+    for name in ("over", "reduce"):
+        option = page.locator(f"select[data-state={name}] option[value=max]").first
+        assert option.inner_text() == "closest"
+    scroll_to(page, "scatter")
+    assert "(closest pair)" in page.locator("#scatter-caption").inner_text()

@@ -102,10 +102,6 @@ function classed(kind, content) {
   return content;
 }
 
-function strength(metric, pair) {
-  return metric.signed ? Math.abs(pair.value) : pair.value;
-}
-
 function isOwn(metric, at, layer, head, end) {
   return at["layer" + end] === layer && at[unit(metric) + end] === unitOf(metric, layer, head);
 }

@@ -181,8 +181,14 @@ function keptByHead(metric) {
   return found;
 }
 
-/* One number for a head: as it is, or its pairs reduced to their mean or to their largest; worked out
-   once. A mean or a largest has a spread of its own, so the null's sd and the interval do not apply. */
+/* How strong a pair is: by its size where a metric may be negative, and the stronger the less apart
+   the two are where it is a divergence. */
+function strength(metric, { value }) {
+  return metric.signed ? Math.abs(value) : metric.apart ? -value : value;
+}
+
+/* One number for a head: as it is, or its pairs reduced to their mean or to their strongest; worked out
+   once. A mean or a strongest has a spread of its own, so the null's sd and the interval do not apply. */
 function perHead(metric, layer, head, over) {
   const at = { layer, [unit(metric)]: unitOf(metric, layer, head) };
   if (metric.shape === "map") return look(metric, at);
@@ -202,7 +208,9 @@ function reduced(metric, layer, head, over) {
   };
   if (metric.shape === "matrix") inRow(metric, layer, head, take);
   else partnerPlaces(metric, layer, head).forEach(take);
-  return { value: over === "max" && values.length ? Math.max(...values) : average(values), mean: average(means) };
+  const by = (value) => strength(metric, { value });
+  const strongest = () => values.reduce((a, b) => (by(b) > by(a) ? b : a));
+  return { value: over === "max" && values.length ? strongest() : average(values), mean: average(means) };
 }
 
 /* A row of a matrix without a new place for each cell: of large models all rows are read at once. */

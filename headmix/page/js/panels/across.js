@@ -46,7 +46,7 @@ function isChosenPair(metric, at) {
 function largest(metric, layer, layer_b) {
   metric.largest ??= pairs(metric).reduce((best, pair) => {
     const key = `${pair.at.layer},${pair.at.layer_b}`;
-    if (!(best.get(key)?.value >= pair.value)) best.set(key, pair);
+    if (!best.has(key) || strength(metric, pair) > strength(metric, best.get(key))) best.set(key, pair);
     return best;
   }, new Map());
   return metric.largest.get(`${layer},${layer_b}`);
@@ -80,7 +80,7 @@ function strongest(metric, n = 12) {
   const u = unit(metric);
   const layers = new Set(shownLayers());
   const once = pairs(metric).filter(({ at }) => layers.has(at.layer) && layers.has(at.layer_b)).filter(({ at }) => metric.directed || at.layer < at.layer_b || (at.layer === at.layer_b && at[u] < at[u + "_b"]));
-  const found = once.sort((a, b) => b.value - a.value).slice(0, n);
+  const found = once.sort((a, b) => strength(metric, b) - strength(metric, a)).slice(0, n);
   const rows = found.map((p) => [
     chooser(placeName(p.at), p.at.layer, headOf(metric, p.at.layer, p.at[u])),
     element("span", { class: "ends" }, chooser(placeName(p.at, "_b"), p.at.layer_b, headOf(metric, p.at.layer_b, p.at[u + "_b"])), " ", pairChooser(...endsOf(metric, p.at))),

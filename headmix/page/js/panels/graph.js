@@ -1,5 +1,6 @@
 /* Who reads whom: heads of all layers as nodes, and an edge from each that writes to each that reads
-   it, where what is read lies further above the null than a threshold. */
+   it, where what is read lies further above the null than a threshold; of what may be negative, as the
+   changes of a comparison, on either side of it. */
 
 PANELS.graph = {
   depends: ["graph", "beyond", "edges", "layers", "layer", "head", "other"],
@@ -19,9 +20,11 @@ PANELS.graph = {
 const EDGES = 60; // that many can still be told apart
 const MOST_EDGES = 600; // a browser's limit, not the eye's
 
-/* How far above its null a pair lies: in its sd where that is known. */
-function above({ value, mean, z }) {
-  return Number.isNaN(z) ? value - (mean || 0) : z;
+/* How far above its null a pair lies, or of what may be negative how far away: in the null's sd where
+   that is known. */
+function beyondNull(metric, { value, mean, z }) {
+  const above = Number.isNaN(z) ? value - (mean || 0) : z;
+  return metric.signed ? Math.abs(above) : above;
 }
 
 /* The pairs considered, the threshold, and the pairs beyond it, the furthest first. */
@@ -29,25 +32,26 @@ function graphOf(metric) {
   const layers = new Set(shownLayers());
   const own = { layer: state.layer, place: unitOf(metric, state.layer, state.head) };
   const u = unit(metric);
+  const far = (p) => beyondNull(metric, p);
   const isOwn = ({ at }) => (at.layer === own.layer && at[u] === own.place) || (at.layer_b === own.layer && at[u + "_b"] === own.place);
   const considered = pairs(metric).filter(({ at }) => layers.has(at.layer) && layers.has(at.layer_b)).filter((p) => state.edges === "all" || isOwn(p))
-    .sort((a, b) => above(b) - above(a));
-  const threshold = state.beyond === "auto" ? automatic(considered) : Number(state.beyond);
-  const beyond = considered.filter((p) => above(p) >= threshold);
+    .sort((a, b) => far(b) - far(a));
+  const threshold = state.beyond === "auto" ? automatic(considered, far) : Number(state.beyond);
+  const beyond = considered.filter((p) => far(p) >= threshold);
   return { metric, layers: [...layers], considered, threshold, beyond, edges: beyond.slice(0, MOST_EDGES), isOwn };
 }
 
 /* As round a number of sd as leaves at most EDGES pairs beyond it, and at least half as many where
    there are more; never less than 2. Without a known sd, what the last of them has. */
-function automatic(sorted) {
+function automatic(sorted, far) {
   if (!sorted.length) return 2;
-  if (Number.isNaN(sorted[0].z)) return above(sorted[Math.min(EDGES, sorted.length) - 1]);
-  const next = sorted.length > EDGES ? above(sorted[EDGES]) : 0;
+  if (Number.isNaN(sorted[0].z)) return far(sorted[Math.min(EDGES, sorted.length) - 1]);
+  const next = sorted.length > EDGES ? far(sorted[EDGES]) : 0;
   if (next < 2) return 2;
   for (let digits = 2; digits < 8; digits += 1) {
     const step = 10 ** (Math.floor(Math.log10(next)) + 1 - digits);
     const threshold = Number(((Math.floor(next / step) + 1) * step).toPrecision(digits + 1));
-    if (above(sorted[EDGES / 2]) >= threshold) return threshold;
+    if (far(sorted[EDGES / 2]) >= threshold) return threshold;
   }
   return next;
 }
@@ -64,10 +68,10 @@ function pairsThereAre(metric, layers) {
 function graphCaption({ metric, layers, considered, threshold, beyond, edges }) {
   const inSd = considered.some((p) => !Number.isNaN(p.z));
   const where = state.edges === "head" ? `that ${placeName({ layer: state.layer, head: state.head })} writes or reads` : `of ${unitsOf(metric)} in different layers${state.layers ? " shown" : ""}`;
-  const said = [`${metric.title}: ${beyond.length} of ${considered.length} pairs ${where} lie at least ${number(threshold, 3)}${inSd ? " null sd" : ""} above the null.`];
+  const said = [`${metric.title}: ${beyond.length} of ${considered.length} pairs ${where} lie at least ${number(threshold, 3)}${inSd ? " null sd" : ""} ${metric.signed ? "away from" : "above"} the null.`];
   if (metric.value.at) said.push(`There are ${pairsThereAre(metric, layers)}; the page holds only the strongest of each head, so more may lie there.`);
   else if (inSd) {
-    const chance = considered.length * upperTail(threshold);
+    const chance = considered.length * upperTail(threshold) * (metric.signed ? 2 : 1);
     said.push(`If values of unrelated heads scattered normally, ${chance < 0.5 ? "fewer than one" : `about ${number(chance, 2)}`} of so many would.`);
   }
   if (edges.length < beyond.length) said.push(`The ${edges.length} furthest are drawn.`);

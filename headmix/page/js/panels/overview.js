@@ -10,7 +10,7 @@ PANELS.overview = {
   draw() {
     const metric = named(state.map);
     byId("overview-gauge").textContent = metric.shape !== "map" && state.over === "max"
-      ? "The null is that of a single pair; the strongest of several lies above it also for unrelated heads." : "";
+      ? `The null is that of a single pair; the ${strongestOf(metric)} of several lies ${metric.signed ? "further from" : metric.apart ? "below" : "above"} it also for unrelated heads.` : "";
     return headMap(metric);
   },
   caption: () => headMapCaption(named(state.map)),
@@ -25,6 +25,7 @@ if (DATA.compared) {
   for (const run of ["A", "B", "difference"]) {
     const metric = () => named(state.map, run);
     PANELS[`side-${run}`] = {
+      run,
       depends: ["map", "over", "scale", "layers", "layer", "head", "other"],
       offers: () => ({}),
       possible: () => "A" in (DATA.metrics.find(({ name }) => name === state.map)?.runs ?? {}),
@@ -50,12 +51,17 @@ function headMap(metric) {
 
 function headMapCaption(metric) {
   return `${metric.title}: every ${unitsOf(metric, 1)} of every layer${state.layers ? " shown" : ""}` +
-    (metric.shape === "map" ? "." : state.over === "max" ? ", its strongest pair." : ", the mean over its pairs.");
+    (metric.shape === "map" ? "." : state.over === "max" ? `, its ${strongestOf(metric)} pair.` : ", the mean over its pairs.");
+}
+
+/* What the strongest of pairs is called: of a divergence it is the least. */
+function strongestOf(metric) {
+  return metric.apart && !metric.signed ? "closest" : "strongest";
 }
 
 /* How pairs become one number a head. Of large models only the strongest pairs are at hand. */
 function ways(metric) {
   if (!metric || metric.shape === "map") return null;
-  const max = ["max", "strongest"];
+  const max = ["max", strongestOf(metric)];
   return metric.value.at ? [max] : [["mean", "mean over the others"], max];
 }

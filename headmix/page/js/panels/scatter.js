@@ -6,9 +6,11 @@ PANELS.scatter = {
     const all = metricsOf("map", "matrix", "cross", "labelled").filter(unit);
     const offered = options(all.length > 1 ? all : []);
     const both = [named(state.x), named(state.y)].filter(Boolean);
+    const paired = both.filter((metric) => metric.shape === "matrix" || metric.shape === "cross");
+    const max = ["max", [...new Set(paired.map(strongestOf))].join(" or ")];
     return {
       x: offered, y: offered,
-      reduce: both.some((metric) => metric.shape === "matrix" || metric.shape === "cross") ? both.some((metric) => metric.value.at) ? [["max", "strongest"]] : [["mean", "mean over the others"], ["max", "strongest"]] : null,
+      reduce: paired.length ? both.some((metric) => metric.value.at) ? [max] : [["mean", "mean over the others"], max] : null,
     };
   },
   draw() {
@@ -32,7 +34,7 @@ PANELS.scatter = {
 function scatterTitle(metric) {
   if (metric.shape === "labelled") return `${metric.title}: ${DATA.labels.label[state.label]}`;
   if (metric.shape === "map") return metric.title;
-  return `${metric.title} (${state.reduce === "max" ? "strongest pair" : "mean over pairs"})`;
+  return `${metric.title} (${state.reduce === "max" ? `${strongestOf(metric)} pair` : "mean over pairs"})`;
 }
 
 /* A head's number by any metric that has one for heads, for pairs, or for the chosen label. */
