@@ -64,7 +64,10 @@ class Place:
         index = list(folds)
         n = float(self.count[index].sum())
         mean = self.first[index].sum(0) / n
-        return n, mean, self.second[index].sum(0) / n - torch.outer(mean, mean)
+        second = self.second[index[0]].clone()
+        for fold in index[1:]:
+            second += self.second[fold]
+        return n, mean, second.div_(n).addr_(mean, mean, alpha=-1)
 
     def about(self, fold: int, mean: Float[Tensor, "u"]) -> Float[Tensor, "u u"]:
         """The scatter of one fold about a given point."""

@@ -29,8 +29,8 @@ def add_scatter(total: Float[Tensor, "u u"], u: Float[Tensor, "token u"]) -> Non
 
 def symmetric(total: Float[Tensor, "*batch u u"]) -> Float[Tensor, "*batch u u"]:
     """Σ uuᵀ whole again, from its upper triangle."""
-    upper = total.triu()
-    return upper + upper.triu(1).mT
+    upper = torch.ones(total.shape[-2:], dtype=torch.bool, device=total.device).triu()
+    return torch.where(upper, total, total.mT)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
