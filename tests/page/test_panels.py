@@ -11,7 +11,7 @@ import xarray as xr
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 from scipy.stats import norm, spearmanr
-from small import on_text, small_model
+from small import describe, on_text, small_model
 from test_browser import cells, scroll_to, select, settled
 from test_download import saved, table
 
@@ -44,6 +44,29 @@ def many():
 @pytest.fixture(scope="module")
 def many_file(many, tmp_path_factory):
     return report(many, tmp_path_factory.mktemp("many") / "page.html")
+
+
+@pytest.fixture(scope="module")
+def groups():
+    """Metrics of KV heads, of which the second layer has only one."""
+    made = on_text()
+    made.kv_of_head[1] = 0
+    made.per_group[1, 1] = np.nan
+    random = np.random.default_rng(6)
+    pairs = random.random((3, 2, 2))
+    pairs[1] = np.where(np.eye(2) * [1, 0], 1, np.nan)
+    made["group_pairs"] = (("layer", "kv_head", "kv_head_b"), pairs, describe("Alike groups"))
+    cross = random.random((3, 2, 3, 2))
+    cross[~np.triu(np.ones((3, 3), bool), 1)[:, None, :, None].repeat(2, 1).repeat(2, 3)] = np.nan
+    cross[1, 1] = cross[:, :, 1, 1] = np.nan
+    about = describe("Group reads group")
+    made["group_cross"] = (("layer", "kv_head", "layer_b", "kv_head_b"), cross, about)
+    return made
+
+
+@pytest.fixture(scope="module")
+def groups_file(groups, tmp_path_factory):
+    return report(groups, tmp_path_factory.mktemp("groups") / "page.html")
 
 
 def names(page) -> list[str]:
@@ -476,3 +499,22 @@ def test_the_closest_by_a_divergence_are_those_least_apart(visit, ds, tmp_path):
         assert option.inner_text() == "closest"
     scroll_to(page, "scatter")
     assert "(closest pair)" in page.locator("#scatter-caption").inner_text()
+
+
+def test_a_kv_head_that_a_layer_lacks_is_nowhere(visit, groups_file, groups):
+    page = visit(groups_file, "#layer=L1&head=0&map=per_group&matrix=group_pairs&graph=group_cross")
+    scroll_to(page, "overview")
+    shown = cells(page, "overview")
+    value = groups.per_group.values
+    assert shown[1][1] is None
+    assert np.allclose([shown[0], shown[2]], value[[0, 2]], rtol=1e-5)
+    assert shown[1][0] == pytest.approx(value[1, 0], rel=1e-5)
+    rows = table(saved(page, "overview", "csv")[1])
+    assert {(row["layer"], row["kv_head"]) for row in rows} == {
+        (f"L{layer}", str(kv)) for layer in range(3) for kv in range(2)
+    } - {("L1", "1")}
+    scroll_to(page, "pairs")
+    assert page.evaluate("document.getElementById('pairs-plot').layout.yaxis.ticktext") == ["0"]
+    scroll_to(page, "graph")
+    dots = "document.getElementById('graph-plot').data.filter((t) => t.customdata?.[0]?.layer >= 0)"
+    assert page.evaluate(f"{dots}[0].x.length") == 5

@@ -125,9 +125,16 @@ function unitOf(metric, layer, head) {
   return unit(metric) === "kv_head" ? DATA.kv_of_head[layer][head] : head;
 }
 
-/* The head that a place along that axis stands for: the first of its KV group. */
+/* The head that a place along that axis stands for: the first of its KV group; -1 where the layer has
+   fewer groups than others. */
 function headOf(metric, layer, place) {
-  return unit(metric) === "kv_head" ? Math.max(0, DATA.kv_of_head[layer].indexOf(place)) : place;
+  return unit(metric) === "kv_head" ? DATA.kv_of_head[layer].indexOf(place) : place;
+}
+
+/* Whether a layer, of those that differ in their number of heads, has one at that place. */
+function placeExists(metric, layer, place) {
+  const head = headOf(metric, layer, place);
+  return head >= 0 && headExists(layer, head);
 }
 
 function isSelf(at) {

@@ -58,7 +58,7 @@ function automatic(sorted, far) {
 
 /* How many pairs of heads in different layers there are: of those shown, or with the chosen head. */
 function pairsThereAre(metric, layers) {
-  const heads = layers.map((layer) => (unit(metric) === "kv_head" ? size(metric, "kv_head") : headsOf(layer).length));
+  const heads = layers.map((layer) => range(size(metric, unit(metric))).filter((place) => placeExists(metric, layer, place)).length);
   const all = heads.reduce((a, b) => a + b, 0);
   const within = heads.reduce((sum, n) => sum + n * n, 0);
   if (state.edges === "head") return layers.includes(state.layer) ? all - heads[layers.indexOf(state.layer)] : 0;
@@ -124,7 +124,7 @@ function nodeTrace(metric, layers, edges) {
     const key = `${at["layer" + end]},${at[u + end]}`;
     busy.set(key, { ...busy.get(key), [what]: (busy.get(key)?.[what] ?? 0) + 1 });
   }
-  const nodes = layers.flatMap((layer, y) => range(size(metric, u)).filter((place) => u === "kv_head" || headExists(layer, place)).map((place) => ({ layer, place, y, busy: busy.get(`${layer},${place}`) })));
+  const nodes = layers.flatMap((layer, y) => range(size(metric, u)).filter((place) => placeExists(metric, layer, place)).map((place) => ({ layer, place, y, busy: busy.get(`${layer},${place}`) })));
   const text = ({ layer, place, busy: found }) => [`<b>${plain(placeName({ layer, [u]: place }))}</b>`, ...Object.entries(found ?? {}).map(([what, n]) => `${what} ${n}`)].join("<br>");
   return {
     type: "scatter", mode: "markers", showlegend: false, x: nodes.map((n) => n.place), y: nodes.map((n) => n.y), customdata: nodes.map(({ layer, place }) => ({ layer, place })),

@@ -40,7 +40,7 @@ function headMap(metric) {
   const units = size(metric, unit(metric));
   const layers = shownLayers();
   const cells = layers.map((layer) => range(units).map((place) => {
-    const found = perHead(metric, layer, headOf(metric, layer, place), state.over);
+    const found = placeExists(metric, layer, place) ? perHead(metric, layer, headOf(metric, layer, place), state.over) : { ...NOTHING, at: {} };
     return { ...found, where: placeName({ layer, [unit(metric)]: place }) };
   }));
   return grid({

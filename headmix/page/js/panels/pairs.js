@@ -33,7 +33,7 @@ PANELS.pairs = {
 function inOrder(metric, layer) {
   const u = unit(metric);
   const all = state.order === "likeness" && metric.order ? metric.order[layer] : range(size(metric, u));
-  return all.filter((place) => u === "kv_head" || headExists(layer, place));
+  return all.filter((place) => placeExists(metric, layer, place));
 }
 
 function inLayer(head) {
