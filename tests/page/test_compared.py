@@ -1,6 +1,7 @@
 """The page of a comparison: both runs and their difference, one of them in every panel."""
 
 import re
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from scipy.stats import norm
 from small import WeightsOnly, small_model
 from test_browser import cells, scroll_to, select, settled
+from test_download import saved
 
 import headmix as hm
 from headmix.page import changes
@@ -79,9 +81,29 @@ def test_decreases_are_among_the_strongest_changes(visit, tmp_path, ds):
     assert float(told[1]) == pytest.approx(known.sum() * 2 * norm.sf(2), rel=0.05)
 
 
+def test_what_is_saved_says_of_which_run_it_is(visit, tmp_path, ds):
+    page = visit(hm.report(ds, tmp_path / "page.html"), "#map=projection_kernel&run=B&layer=L1")
+    values = {"A": ds.projection_kernel_run_a, "B": ds.projection_kernel_run_b}
+    values["difference"] = ds.projection_kernel
+    panels = {f"side-{run}": run for run in values} | {"overview": "B"}
+    for panel, run in panels.items():
+        scroll_to(page, panel)
+        told = json.loads(saved(page, panel, "json")[1])
+        assert told["selection"]["run"] == run
+        own = 0 if run == "difference" else 1
+        mean = (values[run].sum("head_b") - own) / 3
+        for layer, head, value, *_ in told["rows"]:
+            expected = float(mean.sel(layer=layer, head=head))
+            assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    for table in ("joined", "card"):
+        assert json.loads(saved(page, table, "json")[1])["selection"]["run"] == "B"
+
+
 def test_a_single_run_offers_no_other(visit, tmp_path):
     page = visit(hm.report(hm.measure(small_model()), tmp_path / "page.html"))
     scroll_to(page, "overview")
+    for panel in ("overview", "joined", "card"):
+        assert "run" not in json.loads(saved(page, panel, "json")[1])["selection"]
     assert page.locator("select[data-state=run]").is_hidden()
     assert page.locator("#sides").count() == 0
 

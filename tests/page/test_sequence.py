@@ -1,10 +1,12 @@
 """The page of a sequence of runs follows every metric through all of them."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from small import WeightsOnly, small_model
+from test_download import saved
 
 import headmix as hm
 
@@ -64,6 +66,31 @@ def test_pairs_are_followed_by_their_mean(page, sequence):
     pairs = sequence.projection_kernel_sequence.sel(layer="L0", head=3, head_b=[0, 1, 2])
     assert np.allclose(drawn["L0H3"], pairs.mean("head_b"), rtol=1e-5)
     assert np.ptp(drawn["L0H3"]) > 0.01
+
+
+def test_position_is_taken_out_where_that_was_followed(sequence, tmp_path, visit):
+    name = "ov_stable_rank_within_position"
+    out = sequence.ov_stable_rank_sequence * 0.5
+    out[1, 1, 2] = np.nan
+    title = sequence.ov_stable_rank.attrs["title"].replace(", B", " (position taken out), B")
+    ds = sequence.assign({f"{name}_sequence": out, name: sequence.ov_stable_rank * 0.5})
+    ds[name].attrs |= sequence.ov_stable_rank.attrs | {"title": title}
+    page = visit(hm.report(ds, tmp_path / "page.html"), "#layer=L1&head=2&position=out")
+    page.locator("#sequence").scroll_into_view_if_needed()
+    drawn = lines(page, "ov_stable_rank")
+    assert np.allclose(drawn["L0, mean over heads"], out.sel(layer="L0").mean("head"), rtol=1e-6)
+    told = json.loads(saved(page, "sequence", "json")[1])
+    assert told["columns"][-1] == told["metrics"][0]["name"] == name
+    assert "(position taken out) in every run" in told["caption"]
+    assert "B − A" not in told["metrics"][0]["title"]
+    assert (told["selection"]["position"], told["selection"]["run"]) == ("out", "every")
+    own = [row[2] for row in told["rows"] if row[1] == "L1H2"]
+    assert own[1] is None
+    assert own[::2] == pytest.approx(out[::2, 1, 2].values, rel=1e-6)
+    lines(page, "projection_kernel")  # which has nothing to do with position
+    told = json.loads(saved(page, "sequence", "json")[1])
+    assert told["selection"]["position"] == "in"
+    assert told["caption"].endswith("; position as it is.")
 
 
 def test_the_axis_names_the_runs_and_two_runs_are_no_sequence(page, tmp_path, visit):

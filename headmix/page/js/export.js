@@ -28,9 +28,15 @@ function figureData(id) {
   const panel = PANELS[id];
   const figure = panel.draw();
   const choices = panel.depends.filter((name) => state[name] !== null && typeof state[name] !== "object");
-  const selection = Object.fromEntries(["position", "run", ...choices].map((name) => [name, state[name]]));
-  if ("layer" in selection) selection.layer = DATA.layers[state.layer];
+  const selection = selected(choices, panel);
   return { id, caption: panel.caption(), metrics: figure.metrics ?? [], of: figure.of, selection, ...figure.rows() };
+}
+
+/* Choices by name, and those of the whole page: a panel may have a run or a position of its own. */
+function selected(names, panel = {}) {
+  const run = DATA.compared ? { run: panel.run ?? state.run } : {};
+  const own = Object.fromEntries(names.map((name) => [name, name === "layer" ? DATA.layers[state.layer] : state[name]]));
+  return { position: panel.position?.() ?? state.position, ...run, ...own };
 }
 
 /* Everything known of the chosen head: its own numbers, every pair it is part of, and its words. */
@@ -41,7 +47,7 @@ function headList() {
     .map((p) => [metric.variable, metric.title, whereOf(metric, p.at), ...["value", "mean", "sd", "low", "high", "z"].map((part) => (Number.isNaN(p[part]) ? null : p[part]))]));
   const name = placeName({ layer, head });
   return {
-    id: "head", caption: `Everything known of ${name}.`, metrics: [], of: name, selection: { layer: DATA.layers[layer], head, position: state.position, run: state.run },
+    id: "head", caption: `Everything known of ${name}.`, metrics: [], of: name, selection: selected(["layer", "head"]),
     columns: ["metric", "title", "where", "value", "null_mean", "null_sd", "low", "high", "z"], rows,
   };
 }

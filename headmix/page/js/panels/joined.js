@@ -169,9 +169,9 @@ function joinedList() {
   const u = unit(columns[0].metric);
   const told = columns.map((column) => savedColumn(column, rows));
   const plainNumber = (x) => (Number.isFinite(x) ? x : null);
-  const selection = Object.fromEntries(["position", "run", "span", "partner", "least", "sort", "sorting"].map((name) => [name, state[name]]));
   return {
-    id: "pairs", caption: joinedCaption(columns[0].metric, sorted), metrics: columns.map(({ metric }) => metric), of: state.span === "shown" ? "layers" : DATA.layers[state.layer], selection,
+    id: "pairs", caption: joinedCaption(columns[0].metric, sorted), metrics: columns.map(({ metric }) => metric), of: state.span === "shown" ? "layers" : DATA.layers[state.layer],
+    selection: selected(["span", "partner", "least", "sort", "sorting"]),
     columns: ["layer", u, `${u}_b`, ...told.flatMap(({ heads }) => heads)],
     rows: rows.map((row) => [DATA.layers[row.layer], ...[row.i, row.j].map((place) => Number(DATA.labels[u][place])), ...told.flatMap(({ cells }) => cells(row).map(plainNumber))]),
   };
