@@ -254,6 +254,17 @@ def test_the_box_finds_metrics_and_says_what_there_is(visit, page_file):
     assert page.locator("#find-names option").count() == page.evaluate("DATA.metrics.length")
 
 
+def test_the_box_answers_where_there_are_no_heads(visit, ds, tmp_path):
+    without = ds[["per_layer", "per_layer_null_mean", "per_layer_null_sd"]]
+    page = visit(report(without.assign_attrs(ds.attrs), tmp_path / "page.html"))
+    for typed in ("nothing", "L0H2", "h2"):
+        page.fill("#find", typed)
+        page.press("#find", "Enter")
+        assert page.locator("#found").inner_text() == (
+            f"Nothing here is called “{typed}”. Layers are L0 – L2; a metric is named by its title."
+        )
+
+
 def test_layers_of_any_name_are_found(visit, tmp_path):
     ds = on_text()
     names = ["encoder.L0", "decoder.L0", "decoder.L0.cross"]

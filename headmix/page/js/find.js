@@ -43,11 +43,11 @@ function wanted(text) {
   if (!place && layer >= 0) return { change: { layer }, said: `Layer ${DATA.layers[layer]}.` };
   const found = place ?? placeNamed(text);
   if (found?.head >= 0) return { change: found, said: `${placeName(found)}.` };
-  if (found) return { said: `${DATA.layers[found.layer]} has no such head: it has ${spanned(headsOf(found.layer).map((h) => `H${DATA.labels.head[h]}`))}.` };
+  if (found && DATA.heads) return { said: `${DATA.layers[found.layer]} has no such head: it has ${spanned(headsOf(found.layer).map((h) => `H${DATA.labels.head[h]}`))}.` };
   const { metric, close } = metricNamed(text);
   if (metric) return { change: { metric: metric.name }, said: `${metric.title}.` };
   if (close.length) return { said: `${close.length} metrics are called so: ${close.slice(0, 3).map(({ title }) => title).join("; ")}${close.length > 3 ? "; …" : "."}` };
-  return { said: `Nothing here is called “${text.trim()}”. Layers are ${spanned(DATA.layers)}; a head is named like ${placeName(state)}, a metric by its title.` };
+  return { said: `Nothing here is called “${text.trim()}”. Layers are ${spanned(DATA.layers)}; ${DATA.heads ? `a head is named like ${placeName(state)}, ` : ""}a metric${DATA.heads ? "" : " is named"} by its title.` };
 }
 
 function headsOf(layer) {
