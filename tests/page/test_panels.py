@@ -518,3 +518,17 @@ def test_a_kv_head_that_a_layer_lacks_is_nowhere(visit, groups_file, groups):
     scroll_to(page, "graph")
     dots = "document.getElementById('graph-plot').data.filter((t) => t.customdata?.[0]?.layer >= 0)"
     assert page.evaluate(f"{dots}[0].x.length") == 5
+
+
+def test_two_heads_of_a_group_are_no_pair_of_groups(visit, groups_file):
+    page = visit(groups_file, "#layer=L0&head=0&with=L0H1&cross=group_cross&graph=group_cross")
+    ringed = "document.getElementById('across-plot').layout.shapes.length"
+    thick = "document.getElementById('graph-plot').data.some((t) => t.name === 'the chosen pair')"
+    current = page.locator("#across-strongest [aria-current]")
+    scroll_to(page, "across")
+    assert (page.evaluate(ringed), current.count()) == (0, 0)
+    scroll_to(page, "graph")
+    assert not page.evaluate(thick)
+    page.locator("#across-strongest .with").first.click()
+    settled(page, f"{thick} && {ringed} === 1")
+    assert current.count() == 1

@@ -34,13 +34,14 @@ function endsOf(metric, at) {
   });
 }
 
-/* Whether the pair at a place is the chosen one, whichever head comes first. */
+/* Whether the pair at a place is the chosen one, whichever head comes first. Two heads of one KV group
+   are no pair of groups. */
 function isChosenPair(metric, at) {
   if (!state.other) return false;
   const key = ({ layer, head }) => `${layer},${unitOf(metric, layer, head)}`;
   const chosen = chosenHeads().map(key);
   const ends = endsOf(metric, at).map(key);
-  return chosen.every((end) => ends.includes(end));
+  return chosen.every((end) => ends.includes(end)) && ends.every((end) => chosen.includes(end));
 }
 
 function largest(metric, layer, layer_b) {
