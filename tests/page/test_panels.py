@@ -515,6 +515,8 @@ def test_a_kv_head_that_a_layer_lacks_is_nowhere(visit, groups_file, groups):
     } - {("L1", "1")}
     scroll_to(page, "pairs")
     assert page.evaluate("document.getElementById('pairs-plot').layout.yaxis.ticktext") == ["0"]
+    select(page, "span", "shown", "#joined")
+    assert sorted(names(page)) == ["L0KV0 – L0KV1", "L2KV0 – L2KV1"]
     scroll_to(page, "graph")
     dots = "document.getElementById('graph-plot').data.filter((t) => t.customdata?.[0]?.layer >= 0)"
     assert page.evaluate(f"{dots}[0].x.length") == 5

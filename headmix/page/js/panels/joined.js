@@ -26,10 +26,10 @@ PANELS.joined = {
     const { columns, rows, sorted } = this;
     const from = this.page * ROWS_A_PAGE;
     const shown = rows.slice(from, from + ROWS_A_PAGE);
-    const turn = (step, text) => element("button", { type: "button", onclick: () => { this.page += step; this.fill(); } }, text);
+    const turn = (step, text) => element("button", { type: "button", "data-focus": text, onclick: () => { this.page += step; this.fill(); } }, text);
     byId("joined-caption").textContent = `${joinedCaption(columns[0].metric, sorted)} ${rows.length} pairs${rows.length > ROWS_A_PAGE ? `, ${from + 1} – ${from + shown.length} of them here` : ""}.`;
-    keepingFocus(byId("joined-table"), (place) => place.replaceChildren(joinedTable(columns, shown, sorted)));
-    byId("joined-pages").replaceChildren(...[this.page > 0 && turn(-1, "Previous"), from + shown.length < rows.length && turn(1, "More")].filter(Boolean));
+    refill("joined-table", joinedTable(columns, shown, sorted));
+    refill("joined-pages", ...[this.page > 0 && turn(-1, "Previous"), from + shown.length < rows.length && turn(1, "More")].filter(Boolean));
   },
 };
 
@@ -77,7 +77,7 @@ function joinedRows() {
   const layers = state.span === "shown" ? shownLayers() : [state.layer];
   const own = state.partner === "head" ? unitOf(columns[0].metric, state.layer, state.head) : -1;
   const all = layers.flatMap((layer) => {
-    const there = range(size(columns[0].metric, u)).filter((place) => u === "kv_head" || headExists(layer, place));
+    const there = range(size(columns[0].metric, u)).filter((place) => placeExists(columns[0].metric, layer, place));
     return there.flatMap((i) => there.filter((j) => i < j).map((j) => ({ layer, i, j })));
   });
   const least = Number(state.least) || 0;
@@ -152,15 +152,6 @@ function told(ends) {
   const small = [...new Set(ends.map(under).filter(Boolean))];
   const z = state.tell === "null" ? ends.filter((p) => !Number.isNaN(p.z)).map((p) => number(p.z, 3)) : [];
   return [ends.map(({ value }) => number(value, 3)).join(" / "), ...small.map((text) => element("small", {}, text)), ...(z.length ? [element("small", {}, `z ${z.join(" / ")}`)] : [])];
-}
-
-/* Do something that replaces what is in a place, and put the focus back on what is called the same. */
-function keepingFocus(place, change) {
-  const name = place.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
-  const { scrollLeft, scrollTop } = place;
-  change(place);
-  if (name !== undefined) [...place.querySelectorAll("[data-focus]")].find((found) => found.dataset.focus === name)?.focus({ preventScroll: true });
-  Object.assign(place, { scrollLeft, scrollTop });
 }
 
 /* The same rows as plain columns, to save: all that pass the filters. */
