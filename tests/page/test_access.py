@@ -96,6 +96,53 @@ def test_the_keyboard_alone_reaches_everything_in_order(visit, page_files):
     assert {"find", "theme", "overview-plot"} <= {place for place, _, _ in seen}
 
 
+FOCUS = """(() => {
+  const at = document.activeElement;
+  return [at.closest("[id]")?.id, at.dataset.focus ?? null];
+})()"""
+
+
+def test_the_focus_stays_where_a_choice_was_made(visit, page_files):
+    page = visit(page_files["full"], "#layer=L1&head=0&metric=pair_on_text")
+    scroll_to(page, "across")
+    scroll_to(page, "labels")
+
+    def press(button):
+        button.focus()
+        page.keyboard.press("Enter")
+        return page.evaluate(FOCUS)
+
+    card = page.locator("#card-body")
+    pair = "L1H0 and L1H1 as a pair"
+    again = card.get_by_role("button", name=pair)
+    assert again.count() > 1
+    assert press(again.last) == ["card-body", pair]
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == pair
+    assert again.last.evaluate("(button) => button === document.activeElement")
+    assert press(card.get_by_role("button", name="Swap")) == ["card-body", "swap"]
+    assert page.locator("#card-name").inner_text() == "L1H1"
+    assert press(card.get_by_role("button", name="Drop pair")) == ["card-body", None]
+    page.keyboard.press("Tab")  # goes on from there
+    assert page.evaluate(FOCUS)[0] == "card-body"
+    assert press(card.locator(".partners .place").first)[0] == "card-body"
+    assert page.locator("#card-name").inner_text() != "L1H1"
+    for place in ("across-strongest", "labels-of"):
+        button = page.locator(f"#{place} .place").last
+        name = button.inner_text()
+        assert press(button) == [place, name]
+        assert button.evaluate("(button) => button === document.activeElement")
+
+
+def test_the_focus_stays_on_the_buttons_that_turn_pages(visit, tmp_path):
+    ds = hm.measure(small_model(layers=2, heads=16), metrics=["projection_kernel"])
+    page = visit(hm.report(ds, tmp_path / "page.html"), "#span=shown")
+    scroll_to(page, "pairs")
+    for expected in ("More", None):  # three pages: on the last there is no more
+        page.get_by_role("button", name="More").focus()
+        page.keyboard.press("Enter")
+        assert page.evaluate(FOCUS) == ["joined-pages", expected]
+
+
 def test_a_change_is_told_and_the_rest_is_not_read_anew(visit, page_files):
     page = visit(page_files["full"], SHOWN)
     scroll_to(page, "pairs")

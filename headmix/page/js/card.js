@@ -3,12 +3,8 @@
 function drawCard() {
   const { layer, head } = state;
   byId("card-name").textContent = placeName({ layer, head });
-  const body = byId("card-body");
-  if (!DATA.valid[layer]) {
-    body.replaceChildren(element("p", { class: "notice" }, "This layer is invalid; see “Left out”."));
-    return;
-  }
-  body.replaceChildren(...[state.other && pairSection(state), group(layer, head), ...numbers(layer, head), ...nearest(layer, head), ...words(layer, head), ...composed(layer, head)].filter(Boolean));
+  if (!DATA.valid[layer]) return refill("card-body", element("p", { class: "notice" }, "This layer is invalid; see “Left out”."));
+  refill("card-body", ...[state.other && pairSection(state), group(layer, head), ...numbers(layer, head), ...nearest(layer, head), ...words(layer, head), ...composed(layer, head)].filter(Boolean));
 }
 
 function group(layer, head) {

@@ -32,13 +32,30 @@ function zNull() {
 
 /* A button that chooses a head. */
 function chooser(text, layer, head) {
-  return element("button", { type: "button", class: "place", onclick: () => choose({ layer, head }) }, text);
+  return element("button", { type: "button", class: "place", "data-focus": text, onclick: () => choose({ layer, head }) }, text);
 }
 
 /* A button that chooses two heads as a pair. */
 function pairChooser(head, other) {
   const name = `${placeName(head)} and ${placeName(other)} as a pair`;
-  return element("button", { type: "button", class: "with", "aria-label": name, title: name, onclick: () => choose({ ...head, other }) }, "pair");
+  return element("button", { type: "button", class: "with", "data-focus": name, "aria-label": name, title: name, onclick: () => choose({ ...head, other }) }, "pair");
+}
+
+/* Replace what is in a place. The focus goes to what is called the same in it, of several to the one
+   that stands as far down among them; where nothing is, to the place itself, so that Tab goes on there. */
+function refill(id, ...content) {
+  const place = byId(id);
+  const { scrollLeft, scrollTop } = place;
+  const held = document.activeElement;
+  const within = place.contains(held);
+  const same = () => [...place.querySelectorAll("[data-focus]")].filter((found) => found.dataset.focus === held.dataset.focus);
+  const nth = same().indexOf(held);
+  place.replaceChildren(...content);
+  if (within && held !== place) {
+    if (!place.hasAttribute("tabindex")) place.tabIndex = -1;
+    (same()[nth] ?? same()[0] ?? place).focus({ preventScroll: true });
+  }
+  Object.assign(place, { scrollLeft, scrollTop });
 }
 
 /* Options under the heading of their group, where there is more than one. */

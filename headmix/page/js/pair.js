@@ -12,8 +12,8 @@ function pairSection({ layer, head, other }) {
   const name = ends.map((end) => placeName(end)).join(" – ");
   return element("section", { class: "pair", "aria-label": `The pair ${name}` },
     element("h3", {}, name, " ",
-      element("button", { type: "button", onclick: () => choose({ ...other, other: ends[0] }) }, "Swap"), " ",
-      element("button", { type: "button", onclick: () => choose({ layer, head }) }, "Drop pair")),
+      element("button", { type: "button", "data-focus": "swap", onclick: () => choose({ ...other, other: ends[0] }) }, "Swap"), " ",
+      element("button", { type: "button", "data-focus": "drop", onclick: () => choose({ layer, head }) }, "Drop pair")),
     rows.length ? classed("readings", table(HEAD(), rows)) : element("p", {}, "Nothing was measured of this pair."));
 }
 

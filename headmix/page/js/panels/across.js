@@ -5,7 +5,7 @@ PANELS.across = {
   offers: () => ({ cross: options(metricsOf("cross")), ends: [["layers", "strongest of each two layers"], ["head", "all partners of the chosen head"]] }),
   draw() {
     const metric = named(state.cross);
-    byId("across-strongest").replaceChildren(strongest(metric));
+    refill("across-strongest", strongest(metric));
     return state.ends === "head" ? partnersFigure(metric) : layersFigure(metric);
   },
   caption: () => (state.ends === "head"

@@ -15,7 +15,7 @@ PANELS.labels = {
       const at = { ...of, layer, [along]: place };
       return { ...look(metric, at), where: `${DATA.layers[layer]} ${DATA.labels[along][place]}` };
     }));
-    byId("labels-of").replaceChildren(labelTable(layers));
+    refill("labels-of", labelTable(layers));
     return grid({
       metric, cells, rows: layerNames(layers), columns: DATA.labels[along], rowTitle: "layer", upwards: true,
       columnTitle: along.replace("label_b", "other label").replace("kv_head", "KV head").replace(/_/g, " "),
