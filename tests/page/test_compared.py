@@ -1,7 +1,7 @@
 """The page of a comparison: both runs and their difference, one of them in every panel."""
 
-import re
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
