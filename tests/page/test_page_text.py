@@ -56,7 +56,7 @@ def test_nothing_is_fetched_from_an_address(ds):
 def test_text_from_the_data_cannot_become_markup():
     page = render(hostile())
     assert "<img" not in page
-    assert len(re.findall("<script", page)) == 3  # the data, the packed library, the page's own
+    assert len(re.findall("<script", page)) == 4  # data, its numbers, the packed library, the own
     assert "49" not in re.search(r"<h1>.*?</h1>", page, re.S)[0]  # {{ 7*7 }} is not computed
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     assert data["layers"] == hostile().layer.values.tolist()
