@@ -213,9 +213,11 @@ def test_a_choice_of_layers_has_a_page_of_its_own(ds):
     assert {row.place[:2] for row in rows(aligned(one))} == {"L0"}
     data = json.loads(re.search(r'id="data">(.*?)</script>', render(one), re.S)[1])
     assert data["layers"] == data["labels"]["layer_b"] == ["L0"]
-    upper = json.loads(
-        re.search(r'id="data">(.*?)</script>', render(ds.sel(layer=["L2", "L1"])), re.S)[1]
+    page = render(ds.sel(layer=["L2", "L1"]))
+    parts = (
+        re.search(rf'id="{part}">(.*?)</script>', page, re.S)[1] for part in ("data", "planes")
     )
+    upper = json.loads(next(parts)) | {"planes": next(parts)}
     cross = next(m for m in upper["metrics"] if m["name"] == "cross")
     numbers = unpacked.array(upper, cross)
     np.testing.assert_array_equal(numbers[1, :, 0], ds.cross.values[1, :, 2].astype("f4"))
