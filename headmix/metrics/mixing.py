@@ -174,7 +174,7 @@ def _cancellation_ratio_null(heads: Heads, moments: Moments) -> tuple[Tensor, Te
 
 
 @metric(
-    title="Cancellation",
+    title="Length left when heads are added",
     formula="E‖Σ_h o_h‖ / E Σ_h ‖o_h‖",
     dims=(),
     range=(0, 1),

@@ -15,7 +15,7 @@ def find(ds: xr.Dataset) -> list[tuple[str, str, str]]:
     by_name = {row.name: row for row in rows(ds)}
     told = [_weights(ds, by_name), _matches(ds)]
     moved = [row for row in by_name.values() if row.z_null is not None]
-    moved.sort(key=lambda row: -abs(row.z_null or 0))
+    moved.sort(key=lambda row: (_holds_none(row), -abs(row.z_null or 0)))
     told += [_moved(ds, row) for row in moved[:MOST]]
     told.append(_rest(moved[MOST:], len(by_name) - len(moved)))
     return [sentence for sentence in told if sentence is not None]
@@ -56,7 +56,7 @@ def _moved(ds: xr.Dataset, row: Row) -> tuple[str, str, str]:
     interval = ""
     if row.low is not None and row.high is not None and np.isfinite([row.low, row.high]).all():
         interval = f", interval {_signed(row.low)} to {_signed(row.high)}"
-        interval += ", which holds no change at all" if row.low <= 0 <= row.high else ""
+        interval += ", which holds no change at all" if _holds_none(row) else ""
     title = row.title.removesuffix(", B − A")
     own = [float(ds[row.name + run].isel(row.at)) for run in RUNS if row.name + run in ds]
     ends = "".join(
@@ -70,16 +70,22 @@ def _moved(ds: xr.Dataset, row: Row) -> tuple[str, str, str]:
     )
 
 
+def _holds_none(row: Row) -> bool:
+    """Whether the interval of a difference holds no difference: other documents may show none."""
+    return row.low is not None and row.high is not None and row.low <= 0 <= row.high
+
+
 def _rest(rest: list[Row], unranked: int) -> tuple[str, str, str] | None:
     """What did not move further, so that the list is known to be whole."""
     if not rest:
         return None
-    first = rest[0]
+    first = max(rest, key=lambda row: abs(row.z_null or 0))
     furthest = _signed(abs(first.z_null or 0.0), 2, sign="")
     more = f"; {unranked} without a null sd are not ranked" if unranked else ""
     return (
-        f"No other of {len(rest)} metrics moved by more than {furthest} null sd "
-        f"({first.title.removesuffix(', B − A')}){more}.",
+        f"None of the other {len(rest)} metrics moved by more than {furthest} null sd "
+        f"({first.title.removesuffix(', B − A')}"
+        f"{', by an interval that holds no change at all' * _holds_none(first)}){more}.",
         first.link,
         first.place,
     )

@@ -42,7 +42,7 @@ def cancelling(ds: xr.Dataset, row: Row) -> Finding | None:
     else:
         what = "The heads of this layer cancel most"
     return Finding(
-        f"{what}: their sum varies {said(measured, at)} times as much as they do one by one, "
+        f"{what} (interference): their sum varies {said(measured, at)} times as much as they do one by one, "
         f"against {mean:.2f} (sd {sd:.2f}) were each turned at random. {below} of {row.n} layers "
         f"lie below that null; the mean is {row.mean:.2f}.{read(ds)}",
         link(ds, at, row.name),

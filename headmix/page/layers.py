@@ -16,7 +16,7 @@ COLUMNS = {
     "cka": "Most alike on the text",
     "loo_r2": "Best predicted by the others",
     "head_ablation": "Changes the output most when replaced",
-    "interference_ratio": "Sum of heads against its parts",
+    "interference_ratio": "Interference of all heads",
 }
 
 

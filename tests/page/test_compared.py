@@ -127,7 +127,7 @@ def test_sentences_give_both_values_and_what_moved_no_further(ds, tmp_path):
     (sentence,) = [t for t in told if t.startswith(f"{first.title.removesuffix(', B − A')}: ")]
     assert f"from {a:.3g} to {b:.3g}, by {first.value:+.3g}".replace("-", "−") in sentence
     rest = moved[changes.MOST :]
-    assert told[-1].startswith(f"No other of {len(rest)} metrics moved by more than ")
+    assert told[-1].startswith(f"None of the other {len(rest)} metrics moved by more than ")
     assert rest[0].title.removesuffix(", B − A") in told[-1]
     page = hm.report(ds, tmp_path / "page.html").read_text(encoding="utf-8")
     assert "At a glance: what changed from A to B" in page
@@ -138,6 +138,12 @@ def test_an_interval_that_holds_no_change_is_said_to(ds):
     moved = max((row for row in rows(ds) if row.z_null is not None), key=lambda r: abs(r.z_null))
     value = ds[moved.name]
     wide = ds.assign({moved.name + "_low": value * 0 - 9, moved.name + "_high": value * 0 + 9})
-    (told,) = [t for t, _, _ in changes.find(wide) if "interval" in t]
-    assert "interval −9 to +9, which holds no change at all" in told
+    told = [text for text, _, _ in changes.find(wide)]
+    title = moved.title.removesuffix(", B − A")
+    assert not any(t.startswith(f"{title}: moved furthest") for t in told)  # others come first
+    assert f"({title}, by an interval that holds no change at all)" in told[-1]
+    few = wide[[n for n in wide if not n.startswith(("composition", "ov_"))]]
+    assert "interval −9 to +9, which holds no change at all" in " ".join(
+        text for text, _, _ in changes.find(few)
+    )
     assert "holds no change" not in " ".join(text for text, _, _ in changes.find(ds))

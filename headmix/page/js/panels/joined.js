@@ -124,17 +124,17 @@ function joinedTable(columns, rows, sorted) {
   const heads = [head("pair", "pair", !sorted), ...columns.map((column) => head(column.key, column.metric.title + (column.each ? ", of each" : ""), column === sorted))];
   return element("table", { class: "joined" },
     element("thead", {}, element("tr", {}, ...heads)),
-    element("tbody", {}, ...rows.map((row) => joinedRow(columns, row))));
+    element("tbody", {}, ...rows.map((row) => joinedRow(columns, row, sorted))));
 }
 
-function joinedRow(columns, row) {
+function joinedRow(columns, row, sorted) {
   const lead = columns[0].metric;
   const at = { layer: row.layer, [unit(lead)]: row.i, [`${unit(lead)}_b`]: row.j };
   const name = `${placeName(at)} – ${placeName(at, "_b")}`;
   const current = isChosenPair(lead, at) ? { "aria-current": "true" } : {};
   return element("tr", { ...current, onclick: () => chooseRow(lead, at) },
     element("th", { scope: "row" }, element("button", { type: "button", class: "place", "data-focus": name }, name)),
-    ...columns.map((column) => element("td", { class: "n" }, ...told(column.ends(row)))));
+    ...columns.map((column) => element("td", { class: "n" }, ...told(column.ends(row), column === sorted && state.sorting === "far"))));
 }
 
 /* The chosen head stays the first of the pair where it is in it. */
@@ -144,13 +144,14 @@ function chooseRow(metric, at) {
   choose(own ? { ...other, other: one } : { ...one, other });
 }
 
-/* What a cell says of one number or two, and under it what state.tell asks for. */
-function told(ends) {
+/* What a cell says of one number or two, and under it what state.tell asks for, and
+   the distance from the null where rows are sorted by it. */
+function told(ends, byDistance) {
   if (state.tell === "z") return [ends.map(({ z }) => number(z, 3)).join(" / ")];
   const interval = ends.length === 1 ? intervalText : () => ""; // of two numbers the card has them
   const under = (p) => (state.tell === "null" ? (Number.isNaN(p.mean) ? "" : `null ${nullText(p)}`) : interval(p));
   const small = [...new Set(ends.map(under).filter(Boolean))];
-  const z = state.tell === "null" ? ends.filter((p) => !Number.isNaN(p.z)).map((p) => number(p.z, 3)) : [];
+  const z = state.tell === "null" || byDistance ? ends.filter((p) => !Number.isNaN(p.z)).map((p) => number(p.z, 3)) : [];
   return [ends.map(({ value }) => number(value, 3)).join(" / "), ...small.map((text) => element("small", {}, text)), ...(z.length ? [element("small", {}, `z ${z.join(" / ")}`)] : [])];
 }
 
