@@ -14,7 +14,8 @@ DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "reports/README.md"
 
 def test_it_names_every_metric_and_no_other():
     table = README.split("## What is measured")[1].split("\n### ")[0]
-    assert set(re.findall(r"`([a-z][a-z0-9_]+)`", table)) == set(hm.catalogue())
+    own = {n for n, m in hm.catalogue().items() if m.function.__module__.startswith("headmix.")}
+    assert set(re.findall(r"`([a-z][a-z0-9_]+)`", table)) == own  # other tests add metrics
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

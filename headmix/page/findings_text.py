@@ -42,9 +42,9 @@ def cancelling(ds: xr.Dataset, row: Row) -> Finding | None:
     else:
         what = "The heads of this layer cancel most"
     return Finding(
-        f"{what} (interference): their sum varies {said(measured, at)} times as much as they do one by one, "
-        f"against {mean:.2f} (sd {sd:.2f}) were each turned at random. {below} of {row.n} layers "
-        f"lie below that null; the mean is {row.mean:.2f}.{read(ds)}",
+        f"{what} (interference): their sum varies {said(measured, at)} times as much as they do "
+        f"one by one, against {mean:.2f} (sd {sd:.2f}) were each turned at random. {below} of "
+        f"{row.n} layers lie below that null; the mean is {row.mean:.2f}.{read(ds)}",
         link(ds, at, row.name),
         place(ds, at),
     )
