@@ -97,8 +97,10 @@ def point_at(page, panel: str, x: float, y: float) -> tuple[float, float]:
 
 
 def click_at(page, panel: str, x: float, y: float) -> None:
+    page.wait_for_timeout(400)  # plotly takes two clicks within 300 ms for a double click
     place = point_at(page, panel, x, y)
     page.mouse.move(*place)
+    page.wait_for_timeout(100)  # it chooses what it hovers, which it looks up now and then
     page.mouse.click(*place)
 
 
