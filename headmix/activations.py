@@ -34,6 +34,8 @@ class Plan:
         batches: forward passes for each group; None where a user's batches do not say.
         tokens: tokens that count; None likewise.
         joint_bytes: the size of the sums over all layers' heads side by side, where kept.
+        derived_bytes: what metrics may take beside the sums: a dozen copies of one layer's, or of
+            one fold of the joint.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -41,6 +43,7 @@ class Plan:
     batches: int | None
     tokens: int | None
     joint_bytes: int = 0
+    derived_bytes: int = 0
 
     @property
     def sums_bytes(self) -> int:
@@ -51,8 +54,8 @@ class Plan:
 
     @property
     def most_bytes(self) -> int:
-        """With what metrics derive from them: replicates of a layer's sums, or of the joint."""
-        return self.sums_bytes + max(12 * max(self.layer_bytes.values()), self.joint_bytes)
+        """With what metrics derive from them."""
+        return self.sums_bytes + self.derived_bytes
 
     def __str__(self) -> str:
         passes = f" in {len(self.groups)} passes over the text" if len(self.groups) > 1 else ""
@@ -125,7 +128,12 @@ def plan(
             "only once: pass them as a list, or allow more memory"
         )
     planned = Plan(
-        tuple(map(tuple, groups)), sizes, batches.n_batches, batches.n_tokens, joint_bytes=together
+        tuple(map(tuple, groups)),
+        sizes,
+        batches.n_batches,
+        batches.n_tokens,
+        joint_bytes=together,
+        derived_bytes=12 * max(*sizes.values(), together // folds),
     )
     free = psutil.virtual_memory().available
     if memory is None and planned.most_bytes > free:
